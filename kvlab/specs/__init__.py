@@ -1,0 +1,1 @@
+"""What each part of a layer caches, in exact integers. Standard library only."""

@@ -1,0 +1,152 @@
+"""From parts to pages: the segments of a page, and the groups whose parts share a block table.
+
+A page of a part holds the codes of all its rows first, then the scales. Every segment starts at a multiple of
+16 bytes and every row is padded to 16, so a kernel may always load 16 bytes; padding is counted, not hidden.
+Inside a segment the order is [heads, tokens, row]: the tokens of one head are contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.specs.formats import align
+from kvlab.specs.model import ModelSpec
+from kvlab.specs.parts import CacheSpec, Retention
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One typed array inside a page, of shape [heads, tokens, width] (scales: [heads, tokens, groups]).
+
+    Attributes:
+        name: "k", "v", "latent", "k_scale", ...
+        offset: bytes from the start of the page, a multiple of 16.
+        heads, tokens, width: its shape, in values.
+        row_bytes: bytes from one token's row to the next (padded for codes, packed for scales).
+        used_bytes: bytes of a row that carry data.
+        format: storage format name for codes, "fp32"-like element type for scales.
+    """
+
+    name: str
+    offset: int
+    heads: int
+    tokens: int
+    width: int
+    row_bytes: int
+    used_bytes: int
+    format: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes from this segment's start to its last row's end."""
+        return self.heads * self.tokens * self.row_bytes
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """How one page of one part is laid out. `page_bytes` includes all padding."""
+
+    block_size: int
+    segments: tuple[Segment, ...]
+    page_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of a full page that carry data."""
+        return sum(s.heads * s.tokens * s.used_bytes for s in self.segments)
+
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes of a page that never carry data."""
+        return self.page_bytes - self.used_bytes
+
+    def __getitem__(self, name: str) -> Segment:
+        return next(s for s in self.segments if s.name == name)
+
+
+def page_layout(part: CacheSpec, block_size: int) -> PageLayout:
+    """The layout of a page of `block_size` entries of `part` (of one sequence's state for a state part)."""
+    if part.retention.rule == "state":
+        return _state_layout(part)
+    segments: list[Segment] = []
+    offset = 0
+
+    def add(name: str, heads: int, width: int, row: int, used: int, fmt: str) -> None:
+        nonlocal offset
+        segments.append(Segment(name, offset, heads, block_size, width, row, used, fmt))
+        offset = align(offset + heads * block_size * row)
+
+    for r in part.rows():
+        used = r.format.code_bytes(r.width)
+        add(r.name, r.heads, r.width, align(used), used, r.format.name)
+    for r in part.rows():
+        if meta := r.format.meta_bytes(r.width):
+            groups = meta // r.format.scale_bytes
+            add(f"{r.name}_scale", r.heads, groups, meta, meta, f"scale{r.format.scale_bytes}")
+    return PageLayout(block_size, tuple(segments), offset)
+
+
+def _state_layout(part: CacheSpec) -> PageLayout:
+    segments, offset = [], 0
+    for array in part.arrays:  # type: ignore[attr-defined]
+        size = array.array_bytes
+        segments.append(Segment(array.name, offset, 1, 1, array.elements, size, size, array.format.name))
+        offset = align(offset + size)
+    return PageLayout(1, tuple(segments), offset)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts of equal retention: one block table, one page id per block in each layer's own buffer.
+
+    Attributes:
+        name: "full", "sliding512", ... for tables and messages.
+        retention: the rule its parts share.
+        block_size: tokens covered by a page.
+        members: (layer index, part index) of each part, in layer order.
+        layouts: page layout of each member, in the same order.
+    """
+
+    name: str
+    retention: Retention
+    block_size: int
+    members: tuple[tuple[int, int], ...]
+    layouts: tuple[PageLayout, ...]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page id over all member layers."""
+        return sum(layout.page_bytes for layout in self.layouts)
+
+
+def group_parts(model: ModelSpec, block_size: int) -> tuple[Group, ...]:
+    """The groups of `model`, those that keep everything first, then windows, chunks, strides, states.
+
+    Raises:
+        ValueError: block_size not positive, or not a multiple of a compression ratio.
+    """
+    if block_size <= 0:
+        raise ValueError(f"block_size {block_size}: must be a positive number of tokens")
+    found: dict[Retention, list[tuple[int, int]]] = {}
+    for layer in model.layers:
+        for i, part in enumerate(layer.parts):
+            if part.retention.rule != "none":
+                found.setdefault(part.retention, []).append((layer.index, i))
+    order = {"all": 0, "window": 1, "chunk": 2, "stride": 3, "encoder": 4, "state": 5}
+    return tuple(
+        _group(model, rule, found[rule], block_size)
+        for rule in sorted(found, key=lambda r: (order[r.rule], r.size, r.sinks))
+    )
+
+
+def _group(model: ModelSpec, rule: Retention, members: list[tuple[int, int]], block_size: int) -> Group:
+    entries = block_size
+    if rule.rule == "stride":
+        entries, rest = divmod(block_size, rule.size)
+        if rest or not entries:
+            raise ValueError(f"block_size {block_size}: must be a multiple of the compression ratio {rule.size}")
+    by_index = {layer.index: layer for layer in model.layers}
+    layouts = tuple(page_layout(by_index[i].parts[j], entries) for i, j in members)
+    names = {"all": "full", "window": "sliding", "chunk": "chunked", "stride": "compressed"}
+    name = names.get(rule.rule, rule.rule) + (str(rule.size) if rule.size else "")
+    return Group(name, rule, block_size, tuple(members), layouts)
