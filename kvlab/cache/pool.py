@@ -1,0 +1,130 @@
+"""The block pool: page ids, how many tables hold each, and the list of free ones.
+
+Invariants:
+    block 0 is the null block: never free, never handed out, never freed; tables put it where nothing is held;
+    a block is in the free list exactly when its reference count is 0;
+    free + held = num_blocks - 1.
+
+The free list is doubly linked through two arrays, so any block can be taken out of its middle in constant time:
+that is what a prefix hit on a free block needs. Node 0, the null block, is its head and tail.
+Source: vLLM v1/core/block_pool.py; it differs by counting down with a check, so a double free fails where it happens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Page ids 1 .. num_blocks - 1, handed out one by one; 0 is the null block.
+
+    Args:
+        num_blocks: pages in the pool, the null page included.
+        order: the order in which free blocks are handed out at first; every id from 1 exactly once.
+
+    Raises:
+        ValueError: fewer than 2 blocks, or `order` is not a permutation of 1 .. num_blocks - 1.
+    """
+
+    def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks {num_blocks}: must be at least 2, the null block and one that holds tokens")
+        order = range(1, num_blocks) if order is None else order
+        if sorted(order) != list(range(1, num_blocks)):
+            raise ValueError(f"order: must hold every block id from 1 to {num_blocks - 1} once")
+        self.num_blocks = num_blocks
+        self.references = array("i", bytes(4 * num_blocks))
+        self.num_free = num_blocks - 1
+        self.on_free: Callable[[list[int]], None] | None = None
+        self._next = array("i", bytes(4 * num_blocks))
+        self._prev = array("i", bytes(4 * num_blocks))
+        for block in order:
+            self._insert_after(self._prev[NULL_BLOCK], block)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that at least one table holds."""
+        return self.num_blocks - 1 - self.num_free
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` free blocks, taken from the front of the free list, each with one reference.
+
+        Raises:
+            ValueError: fewer than `count` blocks are free; none is taken then.
+        """
+        if count > self.num_free:
+            raise ValueError(f"count {count}: only {self.num_free} blocks are free")
+        blocks = []
+        for _ in range(count):
+            block = self._next[NULL_BLOCK]
+            self._unlink(block)
+            self.references[block] = 1
+            blocks.append(block)
+        self.num_free -= count
+        return blocks
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Adds a reference to each block; a free one leaves the free list, wherever in it it is."""
+        for block in blocks:
+            assert block != NULL_BLOCK, "the null block is not counted"
+            if not self.references[block]:
+                self._unlink(block)
+                self.num_free -= 1
+            self.references[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Drops one reference per listed block; null blocks are skipped.
+
+        The list is walked backwards and each block that nobody holds any more goes to the front of the free list:
+        the next request gets the same pages in the same order, still warm in the processor's cache.
+        """
+        released = []
+        for block in reversed(blocks):
+            if block == NULL_BLOCK:
+                continue
+            assert self.references[block] > 0, f"block {block} is freed more often than it was taken"
+            self.references[block] -= 1
+            if not self.references[block]:
+                self._insert_after(NULL_BLOCK, block)
+                released.append(block)
+        self.num_free += len(released)
+        if released and self.on_free:
+            self.on_free(released)
+
+    def free_blocks(self) -> Iterator[int]:
+        """The free blocks in the order in which they will be handed out."""
+        block = self._next[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            yield block
+            block = self._next[block]
+
+    def check_invariants(self) -> None:
+        """Asserts that the list is whole both ways and agrees with the counts.
+
+        Raises:
+            AssertionError: which invariant is broken, and at which block.
+        """
+        forward = list(self.free_blocks())
+        backward, block = [], self._prev[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            backward.append(block)
+            block = self._prev[block]
+        assert forward == backward[::-1], "the free list reads differently backwards"
+        assert len(forward) == self.num_free, f"{len(forward)} blocks in the free list, {self.num_free} counted"
+        assert self.references[NULL_BLOCK] == 0, "the null block is counted"
+        free = set(forward)
+        for block in range(1, self.num_blocks):
+            count = self.references[block]
+            assert count >= 0 and (count == 0) == (block in free), f"block {block}: {count} references, free and held"
+
+    def _insert_after(self, node: int, block: int) -> None:
+        after = self._next[node]
+        self._next[node], self._prev[block] = block, node
+        self._next[block], self._prev[after] = after, block
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before], self._prev[after] = after, before
