@@ -58,6 +58,13 @@ class KVCacheManager:
                 return f"{tokens} tokens take {need} pages of group {group.name}, the pool has {pool.num_blocks - 1}"
         return ""
 
+    def has_room(self, tokens: int, spare: int = 0) -> bool:
+        """Whether a new sequence of `tokens` tokens fits beside what is held, `spare` pages of each group left over."""
+        return all(
+            most_pages(group.retention, group.block_size, tokens, self.in_flight) + spare <= pool.num_free
+            for group, pool in zip(self.groups, self.pools, strict=True)
+        )
+
     def missing(self, request_id: str, tokens: int) -> int:
         """Pages short, over all groups, of giving the first `tokens` tokens slots; 0 when `allocate` will succeed."""
         table = self.tables.get(request_id)

@@ -1,0 +1,72 @@
+"""The event log: every decision with its reason. Metrics, traces, the step-through widget and tests read it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+KINDS = {
+    "arrive": "a request was accepted; tokens: its prompt",
+    "refuse": "a request was turned away at arrival",
+    "wait": "the first waiting request was not admitted",
+    "admit": "a waiting request runs from now on; tokens: what it must compute before its next token",
+    "chunk": "a request was given tokens of a step; tokens: how many",
+    "preempt": "a running request lost its pages and waits again; tokens: computed work thrown away, pages: given back",
+    "release": "pages behind a window went back; pages: how many",
+    "token": "a request got a token; tokens: its id",
+    "finish": "a request ended; tokens: its length, pages: given back",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One decision. What `tokens` and `pages` count depends on the kind: see `KINDS`."""
+
+    step: int
+    now: float
+    kind: str
+    request_id: str
+    reason: str = ""
+    tokens: int = 0
+    pages: int = 0
+
+
+class EventLog:
+    """The last `capacity` events, and sinks that hear every one.
+
+    Attributes:
+        total: events ever emitted.
+        counts: events ever emitted, by kind.
+    """
+
+    def __init__(self, capacity: int = 4096) -> None:
+        if capacity <= 0:
+            raise ValueError(f"capacity {capacity}: must be positive")
+        self._ring: deque[Event] = deque(maxlen=capacity)
+        self._sinks: list[Callable[[Event], None]] = []
+        self.total = 0
+        self.counts = dict.fromkeys(KINDS, 0)
+
+    def emit(self, event: Event) -> None:
+        """Appends `event`, the oldest one leaving when the ring is full, and tells every sink."""
+        self._ring.append(event)
+        self.total += 1
+        self.counts[event.kind] += 1
+        for sink in self._sinks:
+            sink(event)
+
+    def subscribe(self, sink: Callable[[Event], None]) -> Callable[[], None]:
+        """A function that ends the subscription of `sink`, which hears every event from now on."""
+        self._sinks.append(sink)
+        return lambda: self._sinks.remove(sink)
+
+    def of(self, kind: str, request_id: str | None = None) -> list[Event]:
+        """The events of a kind that are still in the ring, oldest first, of one request or of all."""
+        return [e for e in self._ring if e.kind == kind and request_id in (None, e.request_id)]
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self._ring)
+
+    def __len__(self) -> int:
+        return len(self._ring)

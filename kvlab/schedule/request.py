@@ -1,0 +1,95 @@
+"""A request: its tokens in one array, how many are computed, and how its next token is picked."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of a request are picked, and when it ends.
+
+    Attributes:
+        max_tokens: new tokens at most.
+        temperature: 0 is greedy.
+        top_k: only the k likeliest tokens; 0 is all.
+        top_p: only the likeliest tokens that together reach this probability; 1 is all.
+        seed: equal seeds give equal tokens, whatever else is in the batch; None lets the engine choose.
+        stop_token_ids: tokens that end the request, kept in its output.
+        ignore_eos: go on after the model's own end token.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens {self.max_tokens}: must be at least 1")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature {self.temperature}: must be 0 (greedy) or a positive number")
+        if self.top_k < 0:
+            raise ValueError(f"top_k {self.top_k}: must be 0 (all tokens) or positive")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p}: must be above 0 and at most 1")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed {self.seed}: must be at least 0 and below 2**63")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+
+class Request:
+    """One sequence on its way through the engine.
+
+    Invariant: 0 <= num_computed < len(tokens) while it is alive; the last token is known but not in the cache.
+
+    Attributes:
+        tokens: prompt and output, 32-bit ids in one array.
+        num_prompt: how many of them are the prompt.
+        num_computed: tokens whose keys and values are in the cache.
+        max_total: length at which it ends; the scheduler clamps it to the model's length.
+        finish_reason: one of `FINISH_REASONS` once it has ended, else None.
+        error: why, when the finish reason is "error".
+    """
+
+    def __init__(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, stop_ids: Iterable[int] = ()
+    ) -> None:
+        self.request_id = request_id
+        self.tokens: array[int] = array("i", prompt)
+        self.num_prompt = len(self.tokens)
+        self.params = params
+        self.stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else stop_ids)
+        self.num_computed = 0
+        self.max_total = self.num_prompt + params.max_tokens
+        self.finish_reason: str | None = None
+        self.error = ""
+
+    @property
+    def output(self) -> list[int]:
+        """The new tokens."""
+        return self.tokens[self.num_prompt :].tolist()
+
+    @property
+    def num_missing(self) -> int:
+        """Known tokens that are not in the cache."""
+        return len(self.tokens) - self.num_computed
+
+    def ends_with(self, token: int) -> str | None:
+        """The finish reason that `token`, just appended, brings; None when the request goes on."""
+        if token in self.stop_ids:
+            return "stop"
+        return "length" if len(self.tokens) >= self.max_total else None
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.num_computed} of {len(self.tokens)} computed)"

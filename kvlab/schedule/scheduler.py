@@ -1,0 +1,230 @@
+"""The scheduler: each step has a budget of tokens, and hands it out. There are no phases.
+
+A request is behind by `num_missing` tokens: one when it decodes, its whole prompt when it is new, everything after a
+preemption. Running requests are served first, in the order of their arrival, then waiting ones. When pages run out,
+the request that arrived last loses its own and starts again later; the oldest is never taken from, and it fits an
+empty pool (or it was refused), so it finishes: nothing waits for ever.
+
+Source: vLLM v1/core/sched/scheduler.py; it differs by an admission rule that wants all of a request's known tokens to
+fit and a page to spare for each running request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlab.cache import KVCacheManager
+from kvlab.schedule.events import Event, EventLog
+from kvlab.schedule.request import Request
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step and one sequence may take.
+
+    Attributes:
+        max_num_seqs: requests that run at once.
+        max_batched_tokens: tokens of one step over all requests.
+        max_model_len: prompt and output of one request.
+    """
+
+    max_num_seqs: int
+    max_batched_tokens: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of a request from position `start` on. `samples`: its last row picks the next token."""
+
+    request: Request
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one forward computes: chunks of exactly one token first, then the longer ones."""
+
+    number: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_decodes(self) -> int:
+        """How many chunks, the first ones, have exactly one token."""
+        return sum(chunk.count == 1 for chunk in self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all chunks."""
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def sampling(self) -> list[Chunk]:
+        """The chunks whose request gets a token, in the order of the batch."""
+        return [chunk for chunk in self.chunks if chunk.samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A request's new token (None when it ended without one) and, at its end, the finish reason."""
+
+    request_id: str
+    token_id: int | None
+    finish_reason: str | None = None
+
+
+class Scheduler:
+    """Requests waiting and running, over the cache manager's pages. Its methods take the time as an argument."""
+
+    def __init__(self, cache: KVCacheManager, limits: Limits, events: EventLog | None = None) -> None:
+        self.cache = cache
+        self.limits = limits
+        self.events = events or EventLog()
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.step_number = 0
+        self._last_wait = ("", "")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is alive."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request, now: float) -> None:
+        """Lets the request wait.
+
+        Raises:
+            ValueError: it can never run; the event log has the reason too, and no other request notices.
+        """
+        limit = self.limits.max_model_len
+        request.max_total = min(request.max_total, limit)
+        reason = ""
+        if not request.num_prompt:
+            reason = "prompt: must hold at least one token"
+        elif request.num_prompt >= limit:
+            reason = f"prompt of {request.num_prompt} tokens: must leave room for one more within max_model_len {limit}"
+        # the last token of a request is never put into the cache
+        elif why := self.cache.too_long(request.max_total - 1):
+            reason = f"request can never fit: {why}"
+        if reason:
+            request.finish_reason, request.error = "error", reason
+            self._emit(now, "refuse", request, reason)
+            raise ValueError(reason)
+        self.waiting.append(request)
+        self._emit(now, "arrive", request, tokens=request.num_prompt)
+
+    def schedule(self, now: float) -> Step:
+        """The next step. Takes pages for it, after taking them from the last arrived if need be."""
+        self.step_number += 1
+        budget = self.limits.max_batched_tokens
+        chunks: list[Chunk] = []
+        preempted = False
+        index = 0
+        while index < len(self.running) and budget:
+            request = self.running[index]
+            count = min(request.num_missing, budget)
+            while not self.cache.allocate(request.request_id, request.num_computed + count):
+                preempted = True
+                if self._preempt(now, request) is request:
+                    break
+            else:
+                chunks.append(self._chunk(now, request, count))
+                budget -= count
+                index += 1
+        # a victim of this step would come right back and be thrown out again
+        while budget and self.waiting and not preempted and self._may_admit(now):
+            request = self.waiting.popleft()
+            self.running.append(request)
+            count = min(request.num_missing, budget)
+            taken = self.cache.allocate(request.request_id, count)
+            assert taken, f"{request} was admitted without room for its first chunk"
+            self._emit(now, "admit", request, tokens=request.num_missing)
+            chunks.append(self._chunk(now, request, count))
+            budget -= count
+        chunks.sort(key=lambda chunk: chunk.count != 1)
+        assert chunks or not self.has_work, "requests are alive, none was given a token"
+        return Step(self.step_number, tuple(chunks))
+
+    def update(self, step: Step, sampled: Sequence[int | None], now: float) -> list[Output]:
+        """What the requests of `step` got.
+
+        `sampled` holds, for each chunk that samples, a token, or None when its logits are not finite.
+        """
+        outputs = []
+        tokens = iter(sampled)
+        for chunk in step.chunks:
+            token = next(tokens) if chunk.samples else None
+            request = chunk.request
+            if request.finish_reason:
+                continue
+            request.num_computed = chunk.start + chunk.count
+            if pages := self.cache.advance(request.request_id, request.num_computed):
+                self._emit(now, "release", request, "behind every window", pages=pages)
+            if chunk.samples:
+                outputs.append(self._take(request, token, now))
+        return outputs
+
+    def abort(self, request_id: str, now: float) -> bool:
+        """Whether a live request of that id was ended."""
+        for request in (*self.running, *self.waiting):
+            if request.request_id == request_id:
+                self._finish(request, "abort", now, "asked for")
+                return True
+        return False
+
+    def _take(self, request: Request, token: int | None, now: float) -> Output:
+        if token is None:
+            request.error = "logits are not finite"
+            self._finish(request, "error", now, request.error)
+            return Output(request.request_id, None, "error")
+        request.tokens.append(token)
+        self._emit(now, "token", request, tokens=token)
+        reason = request.ends_with(token)
+        if reason:
+            why = f"token {token}" if reason == "stop" else f"{len(request.tokens)} tokens"
+            self._finish(request, reason, now, why)
+        return Output(request.request_id, token, reason)
+
+    def _chunk(self, now: float, request: Request, count: int) -> Chunk:
+        left = request.num_missing - count
+        self._emit(now, "chunk", request, f"{left} tokens left" if left else "", tokens=count)
+        return Chunk(request, request.num_computed, count, samples=not left)
+
+    def _may_admit(self, now: float) -> bool:
+        request = self.waiting[0]
+        reason = ""
+        if len(self.running) >= self.limits.max_num_seqs:
+            reason = f"max_num_seqs {self.limits.max_num_seqs} requests run"
+        elif not self.cache.has_room(len(request.tokens), spare=len(self.running)):
+            reason = f"{len(request.tokens)} tokens and a page for each running request do not fit now"
+        if reason and self._last_wait != (request.request_id, reason):
+            self._last_wait = (request.request_id, reason)
+            self._emit(now, "wait", request, reason)
+        return not reason
+
+    def _preempt(self, now: float, asking: Request) -> Request:
+        """The last arrived of the running requests, after it lost its pages and went to the head of the queue."""
+        victim = self.running.pop()
+        pages = self.cache.free(victim.request_id)
+        self._emit(now, "preempt", victim, f"{asking.request_id} needs pages", victim.num_computed, pages)
+        victim.num_computed = 0
+        self.waiting.appendleft(victim)
+        return victim
+
+    def _finish(self, request: Request, finish_reason: str, now: float, reason: str) -> None:
+        request.finish_reason = finish_reason
+        (self.running if request in self.running else self.waiting).remove(request)
+        pages = self.cache.free(request.request_id)
+        self._emit(now, "finish", request, f"{finish_reason}: {reason}", len(request.tokens), pages)
+
+    def _emit(self, now: float, kind: str, request: Request, reason: str = "", tokens: int = 0, pages: int = 0) -> None:
+        self.events.emit(Event(self.step_number, now, kind, request.request_id, reason, tokens, pages))
