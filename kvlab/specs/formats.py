@@ -52,6 +52,7 @@ class StorageFormat:
 FORMATS: dict[str, StorageFormat] = {
     f.name: f
     for f in (
+        StorageFormat("fp64", 64, about="IEEE double (tests of exactness)"),
         StorageFormat("fp32", 32, about="IEEE single"),
         StorageFormat("bf16", 16, about="bfloat16"),
         StorageFormat("fp16", 16, about="IEEE half"),
@@ -66,7 +67,7 @@ FORMATS: dict[str, StorageFormat] = {
 }
 
 _ALIASES = {
-    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
     "fp8": "fp8_e4m3", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
 }  # fmt: skip
 

@@ -1,0 +1,84 @@
+"""paged_attention as padded dense tensors, without host reads: what a device runs where no Triton kernel does."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.views import PageViews
+from kvlab.quant import get_codec
+
+QUERY_BLOCK = 128  # query tokens of a sequence whose scores exist at one time
+
+
+def paged_attention(
+    query: torch.Tensor,
+    views: PageViews,
+    batch: AttentionBatch,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: torch.Tensor,
+) -> None:
+    """See `kvlab.ops.attention.paged_attention`; writes to `out`. Loops over host integers of the batch only."""
+    rows = query.shape[0]
+    padded = query.new_zeros((rows + 1, *query.shape[1:]))  # one more row takes what belongs nowhere
+    decodes, longest = batch.num_decodes, batch.max_query_len
+    if decodes:
+        _sequences(query, views, batch, slice(0, decodes), 0, 1, (scale, window, softcap), padded)
+    if decodes < batch.num_seqs:
+        for first in range(0, longest, QUERY_BLOCK):
+            count = min(QUERY_BLOCK, longest - first)
+            _sequences(
+                query, views, batch, slice(decodes, batch.num_seqs), first, count, (scale, window, softcap), padded
+            )
+    out.copy_(padded[:rows])
+
+
+def _sequences(query, views, batch, which, first, count, options, padded) -> None:  # noqa: PLR0913
+    """Attention of query tokens first .. first + count - 1 of the sequences `which`, into `padded` [T + 1, Hq, D]."""
+    scale, window, softcap = options
+    starts = batch.query_start_loc.long()
+    begin, stop = starts[:-1][which, None], starts[1:][which, None]
+    seq_lens = batch.seq_lens[which].long()[:, None]
+    row = begin + first + torch.arange(count, device=query.device)  # [b, count]
+    position = seq_lens - (stop - begin) + (row - begin)
+    live = (row < stop) & (seq_lens > 0)
+    spare = query.shape[0]
+    q = query[torch.where(live, row, 0)]  # [b, count, Hq, D]
+    pages = -(-batch.max_seq_len // views.block_size)
+    table = batch.block_table[which, :pages].long()
+    k_pos = torch.arange(pages * views.block_size, device=query.device)
+    key_live = k_pos < seq_lens  # [b, S]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    key = _gather(views.format, views.k, views.k_scale, table, key_live).to(dtype)
+    value = _gather(views.format, views.v, views.v_scale, table, key_live).to(dtype)
+    seen = (k_pos <= position[..., None]) & key_live[:, None] & live[..., None]  # [b, count, S]
+    if window:
+        seen &= k_pos > position[..., None] - window
+    result = _dense(q.to(dtype), key, value, seen, scale, softcap)
+    padded.index_put_((torch.where(live, row, spare),), result.to(padded.dtype))
+
+
+def _gather(fmt: str, codes, scales, table: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    """Decoded rows [b, Hkv, S, D] of the pages in `table` [b, n]; entries that are not `live` [b, S] are 0."""
+    picked = codes.view(torch.uint8)[table].view(codes.dtype) if codes.dtype.itemsize == 1 else codes[table]
+    rows = get_codec(fmt).decode(picked, None if scales is None else scales[table])  # [b, n, Hkv, P, D]
+    rows = rows.transpose(1, 2).flatten(2, 3)
+    return torch.where(live[:, None, :, None], rows, 0)
+
+
+def _dense(q, key, value, seen, scale: float, softcap: float) -> torch.Tensor:
+    """Attention [b, count, Hq, D] of q [b, count, Hq, D]; a query that sees nothing gives 0."""
+    b, count, num_heads, head_dim = q.shape
+    kv_heads = key.shape[1]
+    grouped = q.transpose(1, 2).reshape(b, kv_heads, -1, head_dim)
+    scores = (grouped @ key.transpose(2, 3)).view(b, num_heads, count, -1) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = seen[:, None]
+    # finite, so that a row that sees nothing stays finite; its weights are then set to exactly 0
+    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(dim=-1).masked_fill(~seen, 0)
+    result = weights.view(b, kv_heads, -1, weights.shape[-1]) @ value
+    return result.view(b, num_heads, count, head_dim).transpose(1, 2)

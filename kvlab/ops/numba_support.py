@@ -1,0 +1,79 @@
+"""Numba, when it is there: one decorator for all CPU kernels, and their cache on disk.
+
+Numba reuses a cached kernel while the file of that kernel is unchanged, and does not look at the files it
+calls into. The cache folder is therefore named by a hash of every source file of `kvlab.ops`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# reassociation lets LLVM vectorise sums; NaN and infinity keep their meaning (no "nnan", no "ninf")
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+
+_lock = threading.RLock()
+
+
+@cache
+def available() -> bool:
+    """Whether Numba can be imported here."""
+    return False  # until the cpu kernels are in (same day)
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@cache
+def cache_dir() -> str:
+    """A writable folder for compiled kernels: below NUMBA_CACHE_DIR, XDG_CACHE_HOME or ~/.cache, else temporary."""
+    root = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    folder = Path(root) / "kvlab" / f"numba-{digest.hexdigest()[:12]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder)
+    except OSError:
+        return tempfile.mkdtemp(prefix="kvlab-numba-")
+
+
+def kernel(parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that compiles a function on first use and keeps the result on disk."""
+    import numba
+
+    def wrap(function: Callable[..., Any]) -> Any:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = cache_dir()
+        try:
+            return numba.njit(cache=True, parallel=parallel, fastmath=FASTMATH, error_model="numpy")(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    return wrap
+
+
+def launch(function: Any, *args: Any) -> Any:
+    """`function(*args)` on as many threads as torch uses, one launch at a time.
+
+    The lock is there because Numba's portable thread pool ends the process when two Python threads use it.
+    """
+    import numba
+
+    with _lock:
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        if numba.get_num_threads() != threads:
+            numba.set_num_threads(threads)
+        return function(*args)

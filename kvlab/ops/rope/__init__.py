@@ -1,0 +1,20 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.ops.rope import reference
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """`x` with its first R dimensions rotated by the angles of each token's position, in x's dtype.
+
+    Dimension i pairs with i + R / 2 (the "half" convention of Llama); dimensions from R on pass unchanged.
+
+    Args:
+        x: [T, H, D].
+        cos, sin: [max_position, R / 2], R <= D; an attention factor is already in them.
+        positions: int64 [T].
+    """
+    return reference.rope(x, cos, sin, positions)

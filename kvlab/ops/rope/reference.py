@@ -1,0 +1,13 @@
+"""rope, written out."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """See `kvlab.ops.rope.rope`."""
+    half = cos.shape[1]
+    c, s = (table[positions][:, None].to(x.dtype) for table in (cos, sin))  # [T, 1, R / 2]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * c - second * s, second * c + first * s, rest), dim=-1)

@@ -1,0 +1,89 @@
+"""Typed views over a pool's bytes. Nothing is copied: writing to a view writes to the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from kvlab.quant import get_codec
+from kvlab.specs.layout import PageLayout, Segment
+
+# the types Numba reads pages with: it has no bf16, fp16 or fp8, so those are integers of the same width
+_NUMPY = {"fp64": np.float64, "fp32": np.float32, "bf16": np.uint16, "fp16": np.uint16,
+          "fp8_e4m3": np.uint8, "int8": np.int8}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class PageViews:
+    """Keys and values of one layer's pages.
+
+    Attributes:
+        format: storage format name of the codes.
+        k, v: codes, [num_pages, Hkv, block_size, D], strided over the page bytes.
+        k_scale, v_scale: fp32 [num_pages, Hkv, block_size, 1], or None for formats without scales.
+        buffer: the uint8 [num_pages, page_bytes] tensor they look at.
+        layout: where each segment lies in a page.
+    """
+
+    format: str
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    buffer: torch.Tensor
+    layout: PageLayout
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per page."""
+        return self.layout.block_size
+
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """The buffer as [num_pages, page_bytes / itemsize] of the code type, for CPU kernels."""
+        return self.buffer.numpy().view(_NUMPY[self.format])
+
+    @cached_property
+    def scales(self) -> np.ndarray:
+        """The buffer as fp32 [num_pages, page_bytes / 4], for CPU kernels; meaningless without scales."""
+        return self.buffer.numpy().view(np.float32)
+
+    @cached_property
+    def geometry(self) -> np.ndarray:
+        """int64 [6] for CPU kernels: block_size, row stride, k and v offset (in codes), k and v scale offset (fp32)."""
+        k, v, item = self.layout["k"], self.layout["v"], self.codes.itemsize
+        scales = [self.layout[n].offset // 4 if self.k_scale is not None else 0 for n in ("k_scale", "v_scale")]
+        return np.array([self.block_size, k.row_bytes // item, k.offset // item, v.offset // item, *scales], np.int64)
+
+
+def page_views(buffer: torch.Tensor, layout: PageLayout) -> PageViews:
+    """Typed views of the pages in `buffer`, a contiguous uint8 [num_pages, page_bytes].
+
+    Raises:
+        ValueError: buffer of another type, shape or page size; a page without k and v.
+    """
+    if buffer.dtype != torch.uint8 or buffer.dim() != 2 or not buffer.is_contiguous():
+        raise ValueError(f"buffer {tuple(buffer.shape)} {buffer.dtype}: must be contiguous uint8 [num_pages, page_bytes]")
+    if buffer.shape[1] != layout.page_bytes:
+        raise ValueError(f"buffer of {buffer.shape[1]} bytes a page: the layout has {layout.page_bytes}")
+    names = {s.name for s in layout.segments}
+    if not {"k", "v"} <= names:
+        raise ValueError(f"layout with segments {sorted(names)}: must have k and v")
+    fmt = layout["k"].format
+    dtype = get_codec(fmt).dtype
+    k, v = (_view(buffer, layout[n], dtype) for n in ("k", "v"))
+    scaled = "k_scale" in names
+    k_scale, v_scale = ((_view(buffer, layout[n], torch.float32) if scaled else None) for n in ("k_scale", "v_scale"))
+    return PageViews(fmt, k, v, k_scale, v_scale, buffer, layout)
+
+
+def _view(buffer: torch.Tensor, segment: Segment, dtype: torch.dtype) -> torch.Tensor:
+    item = dtype.itemsize
+    typed = buffer.view(dtype)
+    row = segment.row_bytes // item
+    shape = (buffer.shape[0], segment.heads, segment.tokens, segment.width)
+    strides = (typed.stride(0), segment.tokens * row, row, 1)
+    return typed.as_strided(shape, strides, typed.storage_offset() + segment.offset // item)

@@ -1,0 +1,28 @@
+"""Store new keys and values in their pages."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.ops.dispatch import backend
+from kvlab.ops.views import PageViews
+from kvlab.ops.write_kv import reference, torch_
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, views: PageViews, slot_mapping: torch.Tensor) -> None:
+    """Encodes `key` and `value` and writes row t to slot `slot_mapping[t]`; changes `views` in place.
+
+    Args:
+        key, value: [T, Hkv, D], any float type.
+        views: the layer's pages.
+        slot_mapping: int64 [T], page * block_size + offset; a row with -1 writes nothing. Slots differ.
+    """
+    name = backend(key)
+    if name == "reference":
+        reference.write_kv(key, value, views, slot_mapping)
+    elif name == "torch":
+        torch_.write_kv(key, value, views, slot_mapping)
+    else:
+        from kvlab.ops.write_kv import cpu
+
+        cpu.write_kv(key, value, views, slot_mapping)
