@@ -17,7 +17,7 @@ class LayerSpec:
 
     @property
     def kind(self) -> str:
-        """"full", "sliding", "mla+index", ..., or "none"."""
+        """Such as "full", "sliding", "mla+index", or "none"."""
         return "+".join(part.kind for part in self.parts) or "none"
 
 
@@ -27,9 +27,9 @@ class ModelSpec:
 
     Attributes:
         name: for people.
-        model_type: Hugging Face `model_type` of the (text) model.
+        model_type: as the config states it (for a multimodal wrapper, the wrapper's).
         layers: every decoder layer in order, also those that cache nothing.
-        hidden_size, num_query_heads, vocab_size: of the text model.
+        hidden_size, num_query_heads, vocab_size: of the text model; 0 where there is none or none is stated.
         max_position: longest position the model was made for, None when unbounded or unstated.
         notes: assumptions a reader of a plan must see.
     """

@@ -1,0 +1,76 @@
+"""Latent, indexed and compressed attention: DeepSeek's line and its relatives."""
+
+from __future__ import annotations
+
+from kvlab.specs.families.dense import Parts, all_full
+from kvlab.specs.families.fields import Fields
+from kvlab.specs.parts import CompressedEntries, IndexKeys, MLALatent, OpenBuffer, SharedKV, StateArray
+
+
+def latent(f: Fields) -> Parts:
+    """One latent of kv_lora_rank and one rotary key of qk_rope_head_dim per token."""
+    return (MLALatent(f.need("kv_lora_rank"), f.need("qk_rope_head_dim"), f.formats.kv),)
+
+
+def all_latent(f: Fields) -> list[Parts]:
+    """Every layer MLA; ordinary heads when the config turns MLA off (use_mla false, kv_lora_rank null)."""
+    off = f.get("use_mla") is False or (f.has("kv_lora_rank") and f.get("kv_lora_rank") is None)
+    return all_full(f) if off else [latent(f)] * f.num_layers
+
+
+def all_latent_indexed(f: Fields) -> list[Parts]:
+    """MLA with index keys in the layers whose indexer_types is "full" (all when the list is absent).
+
+    Raises:
+        ValueError: indexer_types has another length than num_hidden_layers.
+    """
+    kinds = f.listed("indexer_types") or ["full"] * f.num_layers
+    if len(kinds) != f.num_layers:
+        raise ValueError(f"{f.model_type} config: indexer_types has {len(kinds)} entries, must be {f.num_layers}")
+    indexed = (*latent(f), IndexKeys(f.need("index_head_dim"), f.formats.kv))
+    return [indexed if kind == "full" else latent(f) for kind in kinds]
+
+
+def deepseek_v4(f: Fields) -> list[Parts]:
+    """A window in every layer, and by compress_ratios: 0 nothing more, 4 CSA (entries and index), 128 HCA (entries).
+
+    Raises:
+        ValueError: compress_ratios missing, too short, or with a ratio other than 0, 4 and 128.
+    """
+    ratios = f.listed("compress_ratios")
+    # one entry more than layers: the last belongs to the multi-token-prediction layer
+    if ratios is None or len(ratios) < f.num_layers:
+        raise ValueError(f"{f.model_type} config: compress_ratios must be a list of at least {f.num_layers} ratios")
+    unknown = sorted(set(ratios) - {0, 4, 128})
+    if unknown:
+        raise ValueError(f"{f.model_type} config: compress_ratios has {unknown[0]}, must be 0, 4 or 128")
+    width, kv = f.need("head_dim"), f.formats.kv
+    window = SharedKV(width, f.need("sliding_window"), kv)
+    index = f.need("index_head_dim")
+    kinds: dict[int, Parts] = {
+        0: (window,),
+        4: (
+            window,
+            CompressedEntries(4, width, kv),
+            IndexKeys(index, kv, ratio=4),
+            OpenBuffer((*_overlapping(f, "", width, 4), *_overlapping(f, "index_", index, 4))),
+        ),
+        128: (window, CompressedEntries(128, width, kv), OpenBuffer(_open(f, "", width, 128))),
+    }
+    return [kinds[ratio] for ratio in ratios[: f.num_layers]]
+
+
+def _open(f: Fields, prefix: str, width: int, ratio: int) -> tuple[StateArray, ...]:
+    """Values and gates of the tokens that wait for their window to close: at most ratio - 1 of them."""
+    return tuple(StateArray(prefix + name, ((1, width),), ratio - 1, f.formats.conv) for name in ("kv", "gate"))
+
+
+def _overlapping(f: Fields, prefix: str, width: int, ratio: int) -> tuple[StateArray, ...]:
+    """As `_open` for two interleaved series, and the first series of the window just closed.
+
+    Source: transformers 5.24 DeepseekV4CSACache (buffer_kv, buffer_gate of 2 x width; overlap_kv, overlap_gate).
+    """
+    overlap = tuple(
+        StateArray(f"{prefix}overlap_{name}", ((1, width),), ratio, f.formats.conv) for name in ("kv", "gate")
+    )
+    return (*_open(f, prefix, 2 * width, ratio), *overlap)
