@@ -1,0 +1,1 @@
+"""Experiments: what a setting costs and what it does, measured. Importing this package imports nothing heavy."""
