@@ -86,6 +86,11 @@ class Reader:
         """Key/value heads; as many as query heads when not stated."""
         return self.get("num_key_value_heads") or self["num_attention_heads"]
 
+    def depth(self) -> int:
+        """Number of layers; Nemotron-H's is the length of its pattern, whatever num_hidden_layers says."""
+        pattern = self.layer_types() or self.get("hybrid_override_pattern")
+        return len(pattern) if self.family == "nemotron_h" and pattern else self["num_hidden_layers"]
+
     def layer_types(self) -> list[Any] | None:
         """One entry per layer, or None when the file has no list."""
         return self.get("layer_types")
