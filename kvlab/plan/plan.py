@@ -1,0 +1,204 @@
+"""`make_plan`: a model, a length and a machine in; bytes, how many fit and how fast out.
+
+    spec -> one GPU's share -> bytes of a sequence under the policy -> what is left of the memory -> sequences -> time
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from kvlab.plan.capacity import TOKEN_LIMIT, MemoryBudget, max_concurrent, tokens_that_fit, usable_bytes
+from kvlab.plan.options import DEFAULT_CONTEXT, PlanOptions, plan_options
+from kvlab.plan.policies import (
+    POLICIES,
+    PolicySettings,
+    SequenceBytes,
+    default_block_size,
+    ideal_bytes,
+    sequence_bytes,
+)
+from kvlab.plan.sharding import stage_models
+from kvlab.specs.families import from_config
+from kvlab.specs.formats import StorageFormat
+from kvlab.specs.model import ModelSpec
+from kvlab.specs.pages import cdiv
+from kvlab.specs.weights import WeightCount, count
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one model needs at one length on one kind of GPU. Sizes are exact bytes.
+
+    Attributes:
+        model: the whole model's cache.
+        stages: what one GPU of each pipeline stage caches.
+        options: what was asked, with defaults filled in (`context` and `block_size` are set).
+        weights: parameter count, None when only a ModelSpec was given.
+        mla_dims: (key, value) width per head with which an MLA model computes a prompt, or None.
+        source: where the model's facts come from.
+    """
+
+    model: ModelSpec
+    stages: tuple[ModelSpec, ...]
+    options: PlanOptions
+    weights: WeightCount | None
+    mla_dims: tuple[int, int] | None = None
+    source: str = ""
+
+    def settings(self, policy: str, cp: int | None = None) -> PolicySettings:
+        """The settings of `policy` in this plan."""
+        o = self.options
+        return PolicySettings(policy, o.block_size or 16, o.max_batched_tokens, o.cp if cp is None else cp)
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence."""
+        assert self.options.context is not None
+        return self.options.context
+
+    def sequence(self, policy: str = "") -> SequenceBytes:
+        """Bytes of one sequence at `context` under `policy` (the plan's own when empty), the whole model together."""
+        return sequence_bytes(self.model, self.context, self.settings(policy or self.options.policy, cp=1))
+
+    def per_gpu(self, policy: str = "", tokens: int | None = None) -> SequenceBytes:
+        """The same on the GPU that holds most of it."""
+        settings = self.settings(policy or self.options.policy)
+        n = self.context if tokens is None else tokens
+        return max((sequence_bytes(s, n, settings) for s in self.stages), key=lambda s: s.total)
+
+    @cached_property
+    def weights_bytes(self) -> int | None:
+        """Bytes of all weights in `weight_dtype`."""
+        return None if self.weights is None else weight_bytes(self.weights.total, self.options.weight_format)
+
+    @cached_property
+    def memory(self) -> MemoryBudget:
+        """The memory of one GPU; weights are split evenly over tensor ranks and stages, held whole by cp ranks."""
+        o, gpu = self.options, self.options.hardware
+        share = cdiv(self.weights_bytes or 0, o.tp * o.pp)
+        return MemoryBudget(gpu.memory_bytes, usable_bytes(gpu.memory_bytes, o.gpu_util), share, o.reserve)
+
+    def max_concurrent(self, policy: str = "") -> int:
+        """Whole sequences of `context` tokens that fit beside the weights, on every stage."""
+        settings = self.settings(policy or self.options.policy)
+        found = []
+        for stage in self.stages:
+            one = sequence_bytes(stage, self.context, settings)
+            if one.total:
+                found.append(max_concurrent(self.memory.free_bytes, one.total, one.pool_overhead))
+        return min(found, default=0)
+
+    @cached_property
+    def longest_context(self) -> int | None:
+        """The longest context at which `batch` sequences fit; 0 when none does, None when any length fits."""
+        settings, batch = self.settings(self.options.policy), self.options.batch
+
+        def fullest(tokens: int) -> int:
+            found = (sequence_bytes(stage, tokens, settings) for stage in self.stages)
+            return max(s.total * batch + s.pool_overhead for s in found)
+
+        longest = tokens_that_fit(fullest, self.memory.free_bytes)
+        return None if longest >= TOKEN_LIMIT else longest
+
+    def to_json(self) -> dict[str, Any]:
+        """The dict that `kvlab plan --json` prints."""
+        from kvlab.plan.output import plan_json
+
+        return plan_json(self)
+
+    def explain(self) -> str:
+        """The derivation in words and numbers, for a terminal of 80 columns."""
+        from kvlab.plan.report import explain
+
+        return explain(self)
+
+
+def make_plan(target: str | Mapping[str, Any] | ModelSpec, **options: Any) -> Plan:
+    """The plan for `target`: a name or path that `kvlab.specs.resolve` knows, a config dict, or a ModelSpec.
+
+    Options are the fields of `PlanOptions`; None stands for the default. A ModelSpec has its formats set already
+    and no weights.
+
+    Raises:
+        ValueError: an unknown model, option or value; degrees that do not fit the model; a mechanism that the
+            policy does not model.
+    """
+    asked = plan_options(options)
+    config, name, source = _config(target)
+    if isinstance(target, ModelSpec):
+        model, weights = target, None
+    else:
+        assert config is not None
+        model = from_config(
+            config, name=name, kv_format=asked.kv_dtype, state_format=asked.state_dtype,
+            conv_format=asked.conv_dtype, image_tokens=asked.image_tokens,
+        )  # fmt: skip
+        weights = count(dict(config))
+    asked = _filled(asked, model)
+    plan = Plan(model, stage_models(model, asked.sharding), asked, weights, _mla_dims(config), source)
+    plan.sequence()  # raises for what the policy does not model
+    return plan
+
+
+def _config(target: str | Mapping[str, Any] | ModelSpec) -> tuple[Mapping[str, Any] | None, str, str]:
+    if isinstance(target, ModelSpec):
+        return None, target.name, "a ModelSpec"
+    if isinstance(target, Mapping):
+        return target, "", "a config given as a dict"
+    from kvlab.specs.resolve import resolve
+
+    found = resolve(target)
+    return found.config, found.name, found.source
+
+
+def _filled(options: PlanOptions, model: ModelSpec) -> PlanOptions:
+    """`options` with the defaults that depend on the model."""
+    context = options.context or min(DEFAULT_CONTEXT, model.max_position or DEFAULT_CONTEXT)
+    return replace(options, context=context, block_size=options.block_size or default_block_size(model))
+
+
+def _mla_dims(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    if config is None:
+        return None
+    text = next((config[k] for k in ("text_config", "language_config") if isinstance(config.get(k), Mapping)), config)
+    found = [text.get(k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+    return (found[0] + found[1], found[2]) if all(isinstance(x, int) for x in found) else None  # type: ignore[operator]
+
+
+def weight_bytes(parameters: int, fmt: StorageFormat) -> int:
+    """Bytes of `parameters` weights in `fmt`, with the scales of groups; one scale per row is not counted."""
+    scales = cdiv(parameters, fmt.group_values) * fmt.scale_bytes if fmt.group_values else 0
+    return fmt.code_bytes(parameters) + scales
+
+
+def compression_period(model: ModelSpec) -> int:
+    """Tokens after which every compression ratio has completed an entry: their least common multiple, or 1."""
+    return math.lcm(*(p.retention.size for _, p in model.parts() if p.retention.rule == "stride"))
+
+
+def bytes_per_token_at(model: ModelSpec, tokens: int) -> int | float:
+    """Bytes the last tokens of a sequence of `tokens` added each, averaged over one compression period."""
+    period = min(compression_period(model), tokens)
+    return whole((ideal_bytes(model, tokens) - ideal_bytes(model, tokens - period)) / period)
+
+
+def two_parameter_fit(model: ModelSpec) -> dict[str, int | float]:
+    """fixed_bytes + bytes_per_token x n, exact at whole compression periods from `exact_from_tokens` on."""
+    period = compression_period(model)
+    windows = [p.retention.size + p.retention.sinks for _, p in model.parts() if p.retention.rule in ("window", "chunk")]
+    start = cdiv(max(windows, default=period), period) * period
+    slope = model.bytes_per_token
+    fixed = ideal_bytes(model, start) - whole(slope * start)
+    return {"fixed_bytes": int(fixed), "bytes_per_token": slope, "exact_from_tokens": start if windows else period}
+
+
+def whole(value: int | float) -> int | float:
+    """`value` as an int when it is one."""
+    return int(value) if value == int(value) else value
+
+
+__all__ = ["POLICIES", "Plan", "bytes_per_token_at", "make_plan", "two_parameter_fit", "weight_bytes"]
