@@ -89,9 +89,10 @@ def plan_options(given: dict[str, Any]) -> PlanOptions:
     if (prompt is None) != (output is None):
         raise ValueError("prompt and output: give both, or neither")
     if prompt is not None:
-        if values.get("context", prompt + output) != prompt + output:
-            raise ValueError(f"context {values['context']}: must be left out, or be prompt + output = {prompt + output}")
-        values["context"] = prompt + output
+        total = prompt + output
+        if values.get("context", total) != total:
+            raise ValueError(f"context {values['context']}: must be left out, or be prompt + output = {total}")
+        values["context"] = total
     options = PlanOptions(**values)
     _ = options.sharding, options.hardware  # raise for what they do not know
     if options.policy not in POLICIES:

@@ -1,10 +1,11 @@
 """`make_plan`: a model, a length and a machine in; bytes, how many fit and how fast out.
 
-    spec -> one GPU's share -> bytes of a sequence under the policy -> what is left of the memory -> sequences -> time
+spec -> one GPU's share -> bytes of a sequence under the policy -> what is left of the memory -> sequences -> time
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ class Plan:
 
 
 def make_plan(target: str | Mapping[str, Any] | ModelSpec, **options: Any) -> Plan:
-    """The plan for `target`: a name or path that `kvlab.specs.resolve` knows, a config dict, or a ModelSpec.
+    """The plan for `target`: a name or path that `kvlab.specs.resolve` knows, a config (dict or JSON), a ModelSpec.
 
     Options are the fields of `PlanOptions`; None stands for the default. A ModelSpec has its formats set already
     and no weights.
@@ -149,10 +150,19 @@ def _config(target: str | Mapping[str, Any] | ModelSpec) -> tuple[Mapping[str, A
         return None, target.name, "a ModelSpec"
     if isinstance(target, Mapping):
         return target, "", "a config given as a dict"
+    if target.lstrip().startswith("{"):
+        return _parsed(target), "", "a config given as text"
     from kvlab.specs.resolve import resolve
 
     found = resolve(target)
     return found.config, found.name, found.source
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"config given as text: not JSON ({error})") from None
 
 
 def _filled(options: PlanOptions, model: ModelSpec) -> PlanOptions:
@@ -189,7 +199,8 @@ def bytes_per_token_at(model: ModelSpec, tokens: int) -> int | float:
 def two_parameter_fit(model: ModelSpec) -> dict[str, int | float]:
     """fixed_bytes + bytes_per_token x n, exact at whole compression periods from `exact_from_tokens` on."""
     period = compression_period(model)
-    windows = [p.retention.size + p.retention.sinks for _, p in model.parts() if p.retention.rule in ("window", "chunk")]
+    rules = [part.retention for _, part in model.parts()]
+    windows = [rule.size + rule.sinks for rule in rules if rule.rule in ("window", "chunk")]
     start = cdiv(max(windows, default=period), period) * period
     slope = model.bytes_per_token
     fixed = ideal_bytes(model, start) - whole(slope * start)

@@ -228,10 +228,15 @@ def _paged(model: ModelSpec, tokens: int, settings: PolicySettings) -> SequenceB
         used = sum(layout.used_bytes for layout in group.layouts) * settled
         found.append(
             GroupBytes(
-                group.name, len(parts), group.block_size, pages, group.page_bytes, useful,
+                group.name,
+                len(parts),
+                group.block_size,
+                pages,
+                group.page_bytes,
+                useful,
                 page_tail=used - useful,
                 padding=sum(layout.padding_bytes for layout in group.layouts) * settled,
                 reserve=(pages - settled) * group.page_bytes,
-            )  # fmt: skip
+            )
         )
     return SequenceBytes("paged", tuple(found), paged_pool_bytes(groups, [1] * len(groups)))

@@ -1,8 +1,8 @@
 """What one GPU holds when a model is spread over several: heads, layers and tokens split, or held by all.
 
-    tp  splits heads. Ranks beyond the KV heads hold copies; latents, shared vectors and index keys are held whole.
-    pp  splits layers into stages; a sequence needs room on every stage, so the fullest one decides.
-    cp  splits the tokens of parts that keep every token; windows and states are held whole.
+tp  splits heads. Ranks beyond the KV heads hold copies; latents, shared vectors and index keys are held whole.
+pp  splits layers into stages; a sequence needs room on every stage, so the fullest one decides.
+cp  splits the tokens of parts that keep every token; windows and states are held whole.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from kvlab.plan.policies import part_bytes
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.parts import CacheSpec
 
+Dims = tuple[int, int]
+
 STATE_OPERATIONS = 6
 """Operations per state element and token: decay, outer product, add, and the product that reads it out."""
 
@@ -64,7 +66,7 @@ def cache_read_bytes(model: ModelSpec, tokens: int, cp: int = 1) -> int:
     return moved
 
 
-def attention_operations(model: ModelSpec, tokens: int, *, prompt: bool, mla_dims: tuple[int, int] | None = None) -> int:
+def attention_operations(model: ModelSpec, tokens: int, *, prompt: bool, mla_dims: Dims | None = None) -> int:
     """Operations of attention and of recurrences for one token at `tokens`, or for a `prompt` of `tokens`, all ranks.
 
     Two operations per product, causal: a prompt's token t attends to t entries (min(t, W) in a window).
@@ -81,11 +83,12 @@ def attention_operations(model: ModelSpec, tokens: int, *, prompt: bool, mla_dim
             continue
         width = _score_width(part, mla_dims if prompt else None)
         if width:
-            found += 2 * model.num_query_heads * width * (_prompt_pairs(part, tokens) if prompt else _entries(part, tokens))
+            pairs = _prompt_pairs(part, tokens) if prompt else _entries(part, tokens)
+            found += 2 * model.num_query_heads * width * pairs
     return found
 
 
-def _score_width(part: CacheSpec, mla_dims: tuple[int, int] | None) -> int:
+def _score_width(part: CacheSpec, mla_dims: Dims | None) -> int:
     """Values per head and entry that scores and sums multiply: key width + value width."""
     if part.kind == "mla":
         if mla_dims:

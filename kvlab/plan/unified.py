@@ -129,10 +129,15 @@ def unified_sequence(model: ModelSpec, tokens: int, settings: PolicySettings) ->
         fillable = sum(p.entry_bytes * rows if group.block_size else p.fixed_bytes for p in group.parts) * settled
         found.append(
             GroupBytes(
-                group.name, len(group.parts), group.block_size, blocks, pool.block_bytes, useful,
+                group.name,
+                len(group.parts),
+                group.block_size,
+                blocks,
+                pool.block_bytes,
+                useful,
                 page_tail=fillable - useful,
                 padding=pool.block_bytes * settled - fillable,
                 reserve=(blocks - settled) * pool.block_bytes,
-            )  # fmt: skip
+            )
         )
     return SequenceBytes("vllm", tuple(found), pool.block_bytes)
