@@ -13,10 +13,10 @@ from kvlab.specs.parts import CrossAttention
 WRAPPERS = {
     "aya_vision": "cohere2", "deepseek_vl_v2": "deepseek_v2", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text", "glm4v": "glm4v_text", "glm4v_moe": "glm4v_moe_text", "idefics3": "llama",
-    "internvl": "qwen2", "internvl_chat": "", "kimi_k25": "kimi_k2", "kimi_vl": "deepseek_v3", "llama4": "llama4_text", "llava": "llama",
-    "llava_next": "llama", "llava_next_video": "llama", "llava_onevision": "qwen2", "mistral3": "mistral",
-    "mllama": "mllama_text_model", "paligemma": "gemma", "qwen2_5_vl": "qwen2_5_vl_text", "qwen2_audio": "qwen2",
-    "qwen2_vl": "qwen2_vl_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+    "internvl": "qwen2", "internvl_chat": "", "kimi_k25": "kimi_k2", "kimi_vl": "deepseek_v3", "llama4": "llama4_text",
+    "llava": "llama", "llava_next": "llama", "llava_next_video": "llama", "llava_onevision": "qwen2",
+    "mistral3": "mistral", "mllama": "mllama_text_model", "paligemma": "gemma", "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_audio": "qwen2", "qwen2_vl": "qwen2_vl_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "smolvlm": "llama", "voxtral": "llama",
 }  # fmt: skip
 
