@@ -1,0 +1,285 @@
+"""The engine: requests in, tokens out. It joins scheduler, cache, storage, runner and sampler into a step.
+
+    step: schedule -> fill and forward -> sample -> update
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from kvlab.cache import KVCacheManager
+from kvlab.engine.runner import Runner
+from kvlab.engine.sampler import RowParams, sample
+from kvlab.engine.sizing import blocks_for_bytes, default_kv_bytes
+from kvlab.engine.storage import KVUse, PagedStorage, with_kv_format
+from kvlab.plan.policies import paged_pool_bytes
+from kvlab.schedule import EventLog, Limits, Output, Request, SamplingParams, Scheduler, Step
+from kvlab.specs.formats import get_format
+from kvlab.specs.layout import group_parts
+from kvlab.specs.units import human_bytes
+
+log = logging.getLogger("kvlab.engine")
+
+_FORMAT_OF = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine is set up.
+
+    Attributes:
+        kv_dtype: storage format of keys and values; None is the model's dtype.
+        block_size: tokens per page.
+        num_blocks: pages of each group's pool, the null page included; a tuple gives one number per group.
+        kv_bytes: bytes of the whole pool; with neither this nor num_blocks a share of the free memory.
+        max_model_len: prompt and output of a request; None is the model's own length.
+        max_num_seqs: requests that run at once.
+        max_batched_tokens: tokens of one step.
+        seed: of requests that name none.
+        check: invariants after every step, and NaN in every page that nobody holds.
+        pad_to: rows of a step are padded to multiples of this.
+        page_seed: shuffles the order in which pages are handed out at first; for tests and experiments.
+        log_events: events that the log keeps.
+    """
+
+    kv_dtype: str | None = None
+    block_size: int = 16
+    num_blocks: int | tuple[int, ...] | None = None
+    kv_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_batched_tokens: int = 2048
+    seed: int = 0
+    check: bool = False
+    pad_to: int = 1
+    page_seed: int | None = None
+    log_events: int = 4096
+
+    def limits(self, max_position: int) -> Limits:
+        """The limits of steps and sequences for a model of length `max_position`.
+
+        Raises:
+            ValueError: a limit below 1, or longer sequences than the model was made for.
+        """
+        length = max_position if self.max_model_len is None else self.max_model_len
+        if length > max_position:
+            raise ValueError(f"max_model_len {length}: the model was made for at most {max_position} tokens")
+        return Limits(self.max_num_seqs, self.max_batched_tokens, length)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a request came to. `text` is "" without a tokenizer; `error` says why when the finish reason is "error"."""
+
+    request_id: str
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    error: str = ""
+
+
+class Engine:
+    """A model with a paged cache and a scheduler.
+
+    Args:
+        model: what `kvlab.models.load.load_model` returns: spec, config, decoder, tokenizer (or None), name.
+        options: see `EngineOptions`; its fields may also be given by name.
+
+    Raises:
+        ValueError: an option out of its range, an unknown dtype, a budget without room for a page.
+
+    Attributes:
+        events: the bounded event log; `events.subscribe(sink)` hears every event.
+        cache: the block tables. storage: the bytes. scheduler: who waits and who runs.
+    """
+
+    def __init__(self, model, options: EngineOptions | None = None, **changes) -> None:
+        self.options = _options(options, changes)
+        self.model = model
+        self.kv_dtype = get_format(self.options.kv_dtype or _FORMAT_OF[model.decoder.dtype]).name
+        self.spec = with_kv_format(model.spec, self.kv_dtype)
+        self.limits = self.options.limits(model.config.max_position)
+        self.groups = group_parts(self.spec, self.options.block_size)
+        self.num_blocks = self._size_pools()
+        self.events = EventLog(self.options.log_events)
+        in_flight = min(self.limits.max_batched_tokens, self.limits.max_model_len)
+        self.cache = KVCacheManager(self.groups, self.num_blocks, in_flight, self._page_order())
+        self.storage = PagedStorage(self.groups, self.num_blocks, model.decoder.device)
+        self._peak = (0, 0)
+        assert self.kv.predicted_bytes == self.kv.allocated_bytes, f"the pool is not what was predicted: {self.kv}"
+        self.scheduler = Scheduler(self.cache, self.limits, self.events)
+        views = self.storage.views(len(self.spec.layers))
+        self.runner = Runner(model.decoder, self.cache, views, self.limits, self.options.pad_to)
+        self.requests: dict[str, Request] = {}
+        self._arrived = 0
+        if self.options.check:
+            self._poison()
+        log.info("%s", self.describe())
+
+    def add_request(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> str:
+        """The id of the request, which waits from now on.
+
+        Raises:
+            ValueError: an empty or too long prompt, a token id the model does not have, a request that can never
+                fit the pool. Other requests go on.
+        """
+        params = params or SamplingParams()
+        request_id = str(self._arrived)
+        self._arrived += 1
+        request = Request(request_id, self._token_ids(prompt), params, self._eos_ids())
+        self.scheduler.add(request, time.monotonic())
+        self.requests[request_id] = request
+        return request_id
+
+    def step(self) -> list[Output]:
+        """The tokens that requests got in one step; an empty list when there is nothing to do, or only a prefill."""
+        if not self.scheduler.has_work:
+            return []
+        step = self.scheduler.schedule(time.monotonic())
+        tokens = self.runner.run(step, lambda logits: sample(logits, self._row_params(step, logits)))
+        self._note_peak(step)
+        outputs = self.scheduler.update(step, [None if t < 0 else t for t in tokens], time.monotonic())
+        for output in outputs:
+            if output.finish_reason:
+                del self.requests[output.request_id]
+        if self.options.check:
+            self.cache.check_invariants()
+        return outputs
+
+    def generate(
+        self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """What each prompt came to, in order. A prompt that is refused ends with "error"; the others go on."""
+        every = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
+        requests: list[Request | Completion] = []
+        for prompt, own in zip(prompts, every, strict=True):
+            try:
+                requests.append(self.requests[self.add_request(prompt, own)])
+            except ValueError as refused:
+                requests.append(Completion(str(self._arrived - 1), [], "", "error", str(refused)))
+        while any(isinstance(r, Request) and r.finish_reason is None for r in requests):
+            self.step()
+        return [r if isinstance(r, Completion) else self._completion(r) for r in requests]
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Output]:
+        """The request's tokens as they come; leaving the loop early aborts the request.
+
+        Raises:
+            ValueError: as `add_request`, at once.
+        """
+        return self._stream(self.add_request(prompt, params))
+
+    def _stream(self, request_id: str) -> Iterator[Output]:
+        try:
+            while request_id in self.requests:
+                yield from (o for o in self.step() if o.request_id == request_id)
+        finally:
+            self.abort(request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """Whether a live request was ended; its pages go back at once."""
+        self.requests.pop(request_id, None)
+        return self.scheduler.abort(request_id, time.monotonic())
+
+    @property
+    def kv(self) -> KVUse:
+        """Bytes predicted, allocated, held in pages and used by entries, now and at the most."""
+        held, used = self._bytes_now()
+        return KVUse(
+            paged_pool_bytes(self.groups, self.num_blocks),
+            self.storage.allocated_bytes,
+            held,
+            used,
+            max(held, self._peak[0]),
+            max(used, self._peak[1]),
+        )
+
+    def describe(self) -> str:
+        """One line for people: the pool, its pages and the limits."""
+        pages = ", ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(self.num_blocks, self.groups, strict=True))
+        limits = self.limits
+        return (
+            f"KV pool {human_bytes(self.kv.allocated_bytes)} on {self.model.decoder.device}: {pages}, "
+            f"{self.options.block_size} tokens each; at most {limits.max_num_seqs} sequences of "
+            f"{limits.max_model_len:,} tokens, {limits.max_batched_tokens:,} tokens a step"
+        )
+
+    def _size_pools(self) -> tuple[int, ...]:
+        options = self.options
+        if options.num_blocks is not None:
+            if options.kv_bytes is not None:
+                raise ValueError("kv_bytes and num_blocks: give one of them")
+            blocks = options.num_blocks
+            blocks = (blocks,) * len(self.groups) if isinstance(blocks, int) else tuple(blocks)
+            if len(blocks) != len(self.groups):
+                raise ValueError(f"num_blocks {blocks}: must be one number for each of {len(self.groups)} groups")
+            return blocks
+        kv_bytes = default_kv_bytes(self.model.decoder.device) if options.kv_bytes is None else options.kv_bytes
+        return blocks_for_bytes(self.groups, kv_bytes, self.limits)
+
+    def _page_order(self) -> list[list[int]] | None:
+        if self.options.page_seed is None:
+            return None
+        rng = random.Random(self.options.page_seed)
+        return [rng.sample(range(1, n), n - 1) for n in self.num_blocks]
+
+    def _poison(self) -> None:
+        """Puts NaN into every page now, and into each page again when its last holder leaves."""
+        self.storage.fill(255)
+        for i, pool in enumerate(self.cache.pools):
+            pool.on_free = lambda blocks, group=i: self.storage.fill(255, group, blocks)
+
+    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if self.model.tokenizer is None:
+                raise ValueError("prompt: the model has no tokenizer, give token ids")
+            return list(self.model.tokenizer.encode(prompt))
+        ids = [operator.index(token) for token in prompt]
+        vocab = self.model.config.vocab_size
+        if bad := [token for token in ids if not 0 <= token < vocab]:
+            raise ValueError(f"prompt: token id {bad[0]} must be at least 0 and below the vocabulary's {vocab}")
+        return ids
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        tokenizer = self.model.tokenizer
+        return self.model.config.eos_token_ids + (() if tokenizer is None else tokenizer.eos_ids)
+
+    def _row_params(self, step: Step, logits: torch.Tensor) -> RowParams:
+        requests = [chunk.request for chunk in step.sampling]
+        seeds = [self._seed(r) for r in requests]
+        return RowParams.of([r.params for r in requests], seeds, [len(r.tokens) for r in requests], logits)
+
+    def _seed(self, request: Request) -> int:
+        own = request.params.seed
+        return (self.options.seed * 1_000_003 + int(request.request_id)) % 2**63 if own is None else own
+
+    def _bytes_now(self) -> tuple[int, int]:
+        live = self.requests.values() if hasattr(self, "requests") else ()
+        return self.cache.held_bytes, sum(self.spec.bytes_at(r.num_computed) for r in live)
+
+    def _note_peak(self, step: Step) -> None:
+        """Remembers the most bytes held and used, with this step's tokens written and no page given back yet."""
+        held, used = self._bytes_now()
+        for chunk in step.chunks:
+            used += self.spec.bytes_at(chunk.start + chunk.count) - self.spec.bytes_at(chunk.start)
+        self._peak = (max(held, self._peak[0]), max(used, self._peak[1]))
+
+    def _completion(self, request: Request) -> Completion:
+        tokenizer = self.model.tokenizer
+        text = "" if tokenizer is None else tokenizer.decode(request.output)
+        return Completion(request.request_id, request.output, text, request.finish_reason or "", request.error)
+
+
+def _options(options: EngineOptions | None, changes: dict) -> EngineOptions:
+    known = {field.name for field in fields(EngineOptions)}
+    if unknown := changes.keys() - known:
+        raise ValueError(f"option {min(unknown)}: must be one of {', '.join(sorted(known))}")
+    base = {} if options is None else {name: getattr(options, name) for name in known}
+    return EngineOptions(**base | changes)

@@ -1,0 +1,115 @@
+"""One batched pick of the next tokens: per-row parameters, and random numbers that belong to (seed, position).
+
+A row's random number is a hash of its request's seed and of the position of the token to be picked. It has no state,
+so a request gets the same tokens whatever else is in the batch, however its prompt was cut, and after a preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlab.schedule import SamplingParams
+
+
+@dataclass(frozen=True)
+class RowParams:
+    """Parameters of R rows on the device, and what the host knows of all of them together.
+
+    Attributes:
+        temperature, top_p: fp32 [R]. top_k: int64 [R], vocabulary size when off. seed, position: int64 [R].
+        greedy: every row is. filtered: some row has a top_k or top_p.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seed: Tensor
+    position: Tensor
+    greedy: bool
+    filtered: bool
+
+    @classmethod
+    def of(
+        cls, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int], like: Tensor
+    ) -> RowParams:
+        """The parameters of the rows of `like`, logits [R, vocab]."""
+
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).to(like.device, non_blocking=True)
+
+        vocab = like.shape[-1]
+        return cls(
+            column([p.temperature for p in params], torch.float32),
+            column([min(p.top_k or vocab, vocab) for p in params], torch.int64),
+            column([p.top_p for p in params], torch.float32),
+            column(seeds, torch.int64),
+            column(positions, torch.int64),
+            greedy=all(p.temperature == 0 for p in params),
+            filtered=any(p.top_k or p.top_p < 1 for p in params),
+        )
+
+
+def sample(logits: Tensor, rows: RowParams) -> Tensor:
+    """The picked tokens, int64 [R]; -1 where the row's largest logit is not a finite number (NaN included).
+
+    Args:
+        logits: [R, vocab] in any float dtype.
+    """
+    # a NaN anywhere in a row is its maximum
+    largest, token = logits.max(dim=-1)
+    if not rows.greedy:
+        token = torch.where(rows.temperature > 0, _draw(logits, rows), token)
+    return torch.where(torch.isfinite(largest), token, -1)
+
+
+def _draw(logits: Tensor, rows: RowParams) -> Tensor:
+    """A token of each row by inverting the cumulated probabilities, in float64, at the row's random number."""
+    scaled = logits.double() / rows.temperature.double().clamp(min=1e-5)[:, None]
+    order = None
+    if rows.filtered:
+        scaled, order = scaled.sort(dim=-1, descending=True, stable=True)
+        scaled = _filtered(scaled, rows)
+    cumulated = scaled.softmax(dim=-1).cumsum(dim=-1)
+    threshold = uniform(rows.seed, rows.position)[:, None] * cumulated[:, -1:]
+    picked = torch.searchsorted(cumulated, threshold, right=True).clamp(max=logits.shape[-1] - 1)
+    return (picked if order is None else order.gather(1, picked))[:, 0]
+
+
+def _filtered(scaled: Tensor, rows: RowParams) -> Tensor:
+    """Logits sorted downwards, those past a row's top_k or top_p at minus infinity; the first always stays."""
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)
+    scaled = scaled.masked_fill(rank >= rows.top_k[:, None], float("-inf"))
+    probability = scaled.softmax(dim=-1)
+    before = probability.cumsum(dim=-1) - probability
+    # top_p 1 drops nothing, whatever the rounding of the sum
+    cut = (before >= rows.top_p[:, None]) & (rows.top_p[:, None] < 1) & (rank > 0)
+    return scaled.masked_fill(cut, float("-inf"))
+
+
+def uniform(seed: Tensor, position: Tensor) -> Tensor:
+    """float64 in [0, 1), one per row, a function of (seed, position) alone; int64 in, the same on every device.
+
+    Two rounds of splitmix64's finalizer: the seed, then its hash and the position.
+    """
+    bits = _mix(_mix(seed) + position * _signed(0x9E3779B97F4A7C15))
+    return ((bits >> 11) & (2**53 - 1)).double() / 2**53
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """`x` shifted right without its sign."""
+    return (x >> bits) & (2 ** (64 - bits) - 1)
+
+
+def _signed(x: int) -> int:
+    return x - 2**64 if x >= 2**63 else x
