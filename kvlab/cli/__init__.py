@@ -1,35 +1,72 @@
-"""The `kvlab` command: one module per command, imported only when it is called."""
+"""One entry point, `kvlab COMMAND`. A command's module is imported only when that command is called.
+
+A command is a module `kvlab/cli/NAME.py` with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`. Its `ValueError`
+and `OSError` become one line on stderr and exit code 2: no traceback for a wrong name or a missing file.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS: dict[str, str] = {
-    "plan": "size a model's cache: bytes, how many sequences fit, how fast",
-    "generate": "generate text with the engine",
-    "parity": "compare a tiny model of a family with transformers",
-    "bench": "time the engine",
+import kvlab
+
+COMMANDS = {
+    "doctor": "what this machine has, and what will run where",
+    "plan": "size the cache of a model: bytes, sequences that fit, decode time",
+    "generate": "run the engine on a prompt",
+    "parity": "compare the engine with transformers on a shrunken configuration",
+    "bench": "measure the engine against transformers, both in one run",
     "claims": "recompute the claims of the two texts and print the verdicts",
-    "doctor": "what is installed and what will run where",
 }
-"""command -> help line; the command is the module `kvlab.cli.<command>`, not imported to list it."""
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {about}" for name, about in COMMANDS.items()]
+    return (
+        "usage: kvlab COMMAND [options]\n\ncommands:\n" + "\n".join(lines) +
+        "\n\nkvlab COMMAND --help says more; every command has --json.\n"
+    )  # fmt: skip
+
+
+def _load(name: str):
+    """The module of a command; a command that this build lacks is a ValueError, not a traceback."""
+    try:
+        return importlib.import_module(f"kvlab.cli.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == f"kvlab.cli.{name}":
+            raise ValueError(f"command {name!r}: not part of this build") from error
+        raise ValueError(f"command {name!r} needs the package {error.name!r}; `make setup` installs it") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; its code, or 2 and one line on stderr for bad input."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="kvlab", description="The KV Cache Lab's engine and planner.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, line in COMMANDS.items():
-        command = commands.add_parser(name, help=line)
-        if given[:1] == [name]:
-            importlib.import_module(f"kvlab.cli.{name}").add_arguments(command)
-    args = parser.parse_args(given)
+    """Runs one command; returns its exit code (2 for wrong input)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_overview(), end="")
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        print(f"kvlab {kvlab.__version__}")
+        return 0
+    name, rest = argv[0], argv[1:]
     try:
-        return importlib.import_module(f"kvlab.cli.{args.command}").run(args)
+        if name not in COMMANDS:
+            raise ValueError(f"command {name!r}: unknown; one of {', '.join(COMMANDS)}")
+        module = _load(name)
+        parser = argparse.ArgumentParser(prog=f"kvlab {name}", description=module.HELP)
+        module.add_arguments(parser)
+        code = module.run(parser.parse_args(rest))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `kvlab claims | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, OSError) as error:
         print(f"kvlab: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,74 @@
+# The KV Cache Lab. Needs Python 3.11-3.13, pip, make and git; everything else is fetched as packages.
+# make lab PYTHON=/path/to/python   takes torch from that environment instead of fetching it again.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11; do $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1 && { echo $$p; exit; }; done; echo python3)
+# an interpreter that the caller named may bring its own torch; the one found above may not
+REUSE := $(if $(filter command environment,$(firstword $(origin PYTHON))),--reuse-torch,)
+VENV := .venv
+PY := $(VENV)/bin/python
+LAB_FLAGS ?=
+PORT ?= 8000
+
+.PHONY: help lab lab-setup setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma serve-book clean distclean
+
+help: ## what can be made
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+lab: lab-setup ## set up everything and open JupyterLab on the chapters (LAB_FLAGS=--no-browser ...)
+	@$(PY) tools/open_lab.py $(LAB_FLAGS)
+
+lab-setup: ## all of `make lab` but opening it
+	@$(PYTHON) tools/setup_env.py $(REUSE) --model --kernel
+
+setup: ## .venv with the pinned packages and kvlab
+	@$(PYTHON) tools/setup_env.py $(REUSE)
+
+test: ## everything that CI runs, with its own set-up; ends with a table of times
+	@$(PYTHON) tools/ci.py $(REUSE)
+
+lint: setup ## ruff: rules and format
+	@$(PY) tools/ci.py --only lint
+
+format: setup ## rewrite the Python files in the project's format
+	@$(VENV)/bin/ruff format kvlab tests tools && $(VENV)/bin/ruff check --fix kvlab tests tools
+
+unit: setup ## the unit tests
+	@$(PY) tools/ci.py --only unit
+
+parity: setup ## the engine against transformers, tiny models of each family
+	@$(PY) tools/ci.py --only parity
+
+kernels: setup ## operations and storage formats against their plain references
+	@$(PY) tools/ci.py --only kernels
+
+chapters: setup ## execute every chapter whose inputs changed
+	@$(PY) tools/ci.py --only chapters
+
+build: setup ## the published book in _build/html
+	@$(PY) tools/build_book.py
+
+browser: setup ## open the built book in headless Chromium
+	@$(PY) tools/ci.py --only browser
+
+book: build ## build the book and serve it on http://127.0.0.1:8000 (PORT=...)
+	@$(PY) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
+
+slow: setup ## long prompts, all configurations with two seeds, the full kernel product
+	@$(PY) tools/recorded.py slow
+
+fuzz: setup ## random schedules for ten minutes
+	@$(PY) tools/recorded.py fuzz
+
+quality: setup ## KL and perplexity of every storage format on the default model
+	@$(PY) tools/recorded.py quality
+
+gemma: setup ## fetch the optional second model, Gemma 3 270M (Gemma terms of use), about 250 MB
+	@$(PY) tools/setup_env.py --gemma
+
+clean: ## remove what a build made
+	@rm -rf build _build .pytest_cache .ruff_cache node_modules
+
+distclean: clean ## remove .venv too
+	@rm -rf $(VENV)

@@ -1,0 +1,145 @@
+"""Everything that CI runs, job by job, with a table of budgets and measured times at the end. Standard library only.
+
+`make test` runs all of it; `--only NAME` one job. A failing job does not stop the ones after it, set-up apart, so that one
+run shows everything that is wrong. The last line counts the tests of all jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv" / "bin"
+PY = str(VENV / "python")
+REPORTS = ROOT / "build" / "reports"
+PARITY = "tests/lab/parity"
+KERNELS = ("tests/ops", "tests/quant")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row of the table: commands that run one after another and must all succeed."""
+
+    name: str
+    budget_minutes: float
+    commands: Callable[[], list[list[str]]]
+
+
+def pytest(name: str, *arguments: str, workers: int = 2) -> list[str]:
+    """A pytest call without the slow tests, with its report kept for the closing count."""
+    report = f"--junit-xml={REPORTS / name}.xml"
+    call = [PY, "-m", "pytest", "-m", "not slow", "--durations=5", "--durations-min=5", report, *arguments]
+    return [*call, "-n", str(workers)] if workers > 1 else call
+
+
+def setup_job() -> list[list[str]]:
+    """Environment with the default model."""
+    reuse = ["--reuse-torch"] if "--reuse-torch" in sys.argv else []
+    return [[sys.executable, "tools/setup_env.py", *reuse, "--model", "--kernel"], [PY, "tools/assets.py"]]
+
+
+def lint_job() -> list[list[str]]:
+    """Rules and format."""
+    ruff = str(VENV / "ruff")
+    return [[ruff, "check", "kvlab", "tests", "tools"], [ruff, "format", "--check", "kvlab", "tests", "tools"]]
+
+
+def unit_job() -> list[list[str]]:
+    """All tests but those that the other jobs run."""
+    ignored = [f"--ignore={path}" for path in (PARITY, *KERNELS, "tests/book/pages")]
+    return [pytest("unit", "tests", *ignored)]
+
+
+def browser_job() -> list[list[str]]:
+    """The built pages, and JupyterLab, in a real browser."""
+    return [[PY, "tools/browser.py"], pytest("browser", "tests/book/pages", workers=1)]
+
+
+JOBS = (
+    Job("setup", 4, setup_job),
+    Job("lint", 1, lint_job),
+    Job("unit", 7, unit_job),
+    Job("parity", 4, lambda: [pytest("parity", PARITY)]),
+    Job("kernels", 6, lambda: [pytest("kernels", *KERNELS)]),
+    Job("chapters", 12, lambda: [[PY, "tools/run_chapters.py"]]),
+    Job("build", 2, lambda: [[PY, "tools/build_book.py", "--keep-run"]]),
+    Job("browser", 3, browser_job),
+)
+
+
+def environment() -> dict[str, str]:
+    """What the jobs run under: two pytest workers share two cores, so each computes with one thread."""
+    kept = os.environ | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+    return kept | {"TOKENIZERS_PARALLELISM": "false"}
+
+
+def run_job(job: Job) -> tuple[bool, float]:
+    """Runs one job; whether it passed, and its seconds."""
+    start = time.monotonic()
+    print(f"\n===== {job.name}", flush=True)
+    passed = True
+    threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"} if job.name in ("unit", "parity", "kernels") else {}
+    for command in job.commands():
+        if subprocess.run(command, cwd=ROOT, env=environment() | threads, check=False).returncode:
+            print(f"ci: {job.name}: failed: {' '.join(command)}", flush=True)
+            passed = False
+            break
+    return passed, time.monotonic() - start
+
+
+def counts() -> dict[str, int]:
+    """Tests passed, failed and skipped over all reports of this run; each executed chapter counts as one."""
+    total = {"passed": 0, "failed": 0, "skipped": 0}
+    for report in REPORTS.glob("*.xml"):
+        head = report.read_text(encoding="utf-8", errors="replace")[:2000]
+        found = {k: int(v) for k, v in re.findall(r'(tests|errors|failures|skipped)="(\d+)"', head)}
+        bad = found.get("errors", 0) + found.get("failures", 0)
+        total["failed"] += bad
+        total["skipped"] += found.get("skipped", 0)
+        total["passed"] += found.get("tests", 0) - bad - found.get("skipped", 0)
+    return total
+
+
+def table(results: list[tuple[Job, bool, float]]) -> str:
+    """The closing table: job, budget, what it took, result."""
+    lines = [f"{'job':10} {'budget':>9} {'measured':>9}  result"]
+    for job, passed, seconds in results:
+        late = " (over budget)" if seconds > 60 * job.budget_minutes else ""
+        lines.append(f"{job.name:10} {60 * job.budget_minutes:7.0f} s {seconds:7.0f} s  {'passed' if passed else 'FAILED'}{late}")
+    total = sum(seconds for _, _, seconds in results)
+    lines.append(f"{'all':10} {60 * sum(j.budget_minutes for j, _, _ in results):7.0f} s {total:7.0f} s")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Runs the jobs; 1 when one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=[job.name for job in JOBS], help="only this job")
+    parser.add_argument("--reuse-torch", action="store_true", help="take torch from the interpreter running this")
+    options = parser.parse_args()
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    for old in REPORTS.glob("*.xml"):
+        old.unlink()
+    results = []
+    for job in JOBS:
+        if options.only and job.name not in options.only:
+            continue
+        passed, seconds = run_job(job)
+        results.append((job, passed, seconds))
+        if job.name == "setup" and not passed:
+            break
+    found = counts()
+    print(f"\n{table(results)}\n\n{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped", flush=True)
+    return 0 if all(passed for _, passed, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

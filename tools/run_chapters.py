@@ -1,0 +1,152 @@
+"""Executes every chapter once, in a fresh kernel, with nbmake; the book is built from these executed copies.
+
+A copy lies in build/run/ and is kept while the chapter and everything that it could import or read is unchanged: kvlab,
+recorded results, pinned packages, Python (an execution cache that looks at the notebook alone shows stale numbers).
+After a run the copy is scanned for failures that nbmake lets pass: errors inside widget outputs, and text on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHAPTERS = ROOT / "chapters"
+RUN = ROOT / "build" / "run"
+CELL_SECONDS = 120
+NOTEBOOK_SECONDS = 240  # hard stop; the budget is 60, and a slower machine than ours may take a few times that
+INPUTS = ("kvlab", "book/results", "requirements.txt", "constraints.txt", "tools/run_chapters.py")
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+
+
+def chapters() -> list[Path]:
+    """The chapters' notebooks, in reading order."""
+    return sorted(p for p in CHAPTERS.glob("*.ipynb") if not p.name.startswith("."))
+
+
+def shared_key() -> str:
+    """Digest of what every chapter depends on besides its own text."""
+    found = hashlib.sha256(f"{platform.python_version()} {platform.machine()}".encode())
+    for name in INPUTS:
+        path = ROOT / name
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and file.suffix != ".pyc":
+                found.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()
+
+
+def chapter_key(notebook: Path, shared: str) -> str:
+    """Digest of one chapter and of `shared`."""
+    return hashlib.sha256(notebook.read_bytes() + shared.encode()).hexdigest()
+
+
+def failures_nbmake_passes(notebook: dict) -> list[str]:
+    """What is wrong in an executed notebook although every cell ended: one line each."""
+    found = []
+    for number, cell in enumerate(notebook["cells"]):
+        for output in cell.get("outputs", ()):
+            if output["output_type"] == "error":
+                found.append(f"cell {number}: {output.get('ename')}: {output.get('evalue')}")
+            if output["output_type"] == "stream" and output.get("name") == "stderr":
+                found.append(f"cell {number}: stderr: {''.join(output['text']).strip()[:200]}")
+    states = notebook.get("metadata", {}).get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    for name, widget in states.items():
+        for output in widget.get("state", {}).get("outputs", ()):
+            if output.get("output_type") == "error":
+                found.append(f"widget {name}: {output.get('ename')}: {output.get('evalue')}")
+            if output.get("name") == "stderr":
+                found.append(f"widget {name}: stderr: {''.join(output.get('text', ''))[:200]}")
+    return found
+
+
+def execute(copy: Path) -> str:
+    """Runs `copy` in place; returns "" or what went wrong. The whole process group ends with it: no orphan kernels."""
+    command = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}", "-q",
+               "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(copy.parent), "--color=no", copy.name]  # fmt: skip
+    environment = os.environ | {
+        "KVLAB_BUILD": "1", "JUPYTER_PREFER_ENV_PATH": "1", "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "default"),
+        "JUPYTER_PLATFORM_DIRS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=copy.parent, env=environment, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            text, _ = process.communicate(timeout=NOTEBOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return f"stopped after {NOTEBOOK_SECONDS} s, the limit for one chapter"
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
+    print(text.splitlines()[-1] if text else "", flush=True)
+    return "\n".join(text.splitlines()[-60:]) if process.returncode else ""
+
+
+def machine() -> dict[str, str]:
+    """What the chapters run on, for the status page."""
+    names = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()) if os.path.exists("/proc/cpuinfo") else []
+    commit = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count()), "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(), "commit": commit.stdout.strip() or "unknown",
+    }  # fmt: skip
+
+
+def run_one(source: Path, shared: str, force: bool) -> dict:
+    """Record of the run of one chapter: from the cache, or made now."""
+    copy, record_path = RUN / source.name, RUN / f"{source.stem}.json"
+    key = chapter_key(source, shared)
+    if not force and copy.exists() and record_path.exists():
+        record = json.loads(record_path.read_text())
+        if record["key"] == key and record["result"] == "passed":
+            print(f"{source.name}: unchanged since {record['date']}", flush=True)
+            return record | {"cached": True}
+    shutil.copyfile(source, copy)
+    print(f"{source.name}: ", end="", flush=True)
+    start = time.monotonic()
+    problem = execute(copy)
+    seconds = round(time.monotonic() - start, 1)
+    silent = [] if problem else failures_nbmake_passes(json.loads(copy.read_text(encoding="utf-8")))
+    for line in [problem] * bool(problem) + silent:
+        print(f"{source.name}: FAILED: {line}", flush=True)
+    record = {
+        "chapter": source.stem, "key": key, "result": "failed" if problem or silent else "passed", "seconds": seconds,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(),
+    }  # fmt: skip
+    record_path.write_text(json.dumps(record, indent=1))
+    return record
+
+
+def main() -> int:
+    """Executes the chapters named, or all; 1 when one of them failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="part of a chapter's file name; default: every chapter")
+    parser.add_argument("--force", action="store_true", help="execute again what is unchanged")
+    options = parser.parse_args()
+    RUN.mkdir(parents=True, exist_ok=True)
+    wanted = [p for p in chapters() if not options.names or any(n in p.name for n in options.names)]
+    for stale in RUN.glob("*.ipynb"):
+        if not (CHAPTERS / stale.name).exists():
+            stale.unlink()
+            stale.with_suffix(".json").unlink(missing_ok=True)
+    shared = shared_key()
+    records = [run_one(path, shared, options.force) for path in wanted]
+    passed = sum(r["result"] == "passed" for r in records)
+    print(f"{passed} passed, {len(records) - passed} failed")
+    return 0 if records and passed == len(records) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
