@@ -117,6 +117,7 @@ def convert(gguf: Path, directory: Path, source: str) -> None:
             _write(gguf, scratch, source)
             if directory.exists():
                 shutil.rmtree(directory)
+            scratch.chmod(0o755)
             scratch.rename(directory)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -154,6 +155,8 @@ def _check_room(gguf: Path, parent: Path) -> None:
 
 def _write(gguf: Path, scratch: Path, source: str) -> None:
     """Fills `scratch` with config.json, model.safetensors, the tokenizer and kvlab's metadata."""
+    # its progress bars would end up in chapters and pipes; read when tqdm is first imported
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer

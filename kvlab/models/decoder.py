@@ -16,26 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvlab.models.config import ModelConfig
-from kvlab.models.rope import inverse_frequencies, rope_tables, rotate
+from kvlab.models.rope import inverse_frequencies, rope_tables
 from kvlab.models.weights import LayerWeights, Weights
 from kvlab.ops.attention import paged_attention
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.linear import linear
+from kvlab.ops.mlp import MLPWeights, mlp
+from kvlab.ops.norm import rms_norm
+from kvlab.ops.qkv import QKVWeights, qkv
 from kvlab.ops.views import PageViews
 from kvlab.ops.write_kv import write_kv
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x` [..., n] over its root mean square, times `weight` [n]; at least float32 inside, `x`'s dtype outside."""
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * normed.to(x.dtype)
-
-
 def activate(name: str, x: Tensor) -> Tensor:
-    """The activation called `name` of `x`."""
-    if name == "silu":
-        return F.silu(x)
+    """The activation called `name` of `x`, for those without an operation of their own."""
     if name == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if name == "gelu_pytorch_tanh" else "none")
@@ -58,6 +52,8 @@ class Decoder:
         self.weights = Weights(config, dtype, self.device)
         self.layer_groups = config.layer_groups
         self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(self.device)
+        self._qkv = [_qkv_weights(config, layer) for layer in self.weights.layers]
+        self._mlp = [_mlp_weights(config, layer) for layer in self.weights.layers]
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> Decoder:
         """This decoder with the given (checkpoint name, tensor) pairs copied in.
@@ -90,21 +86,20 @@ class Decoder:
     __call__ = forward
 
     @torch.inference_mode()
-    def hidden_states(
-        self, input_ids: Tensor, batches: Sequence[AttentionBatch], views: Sequence[PageViews]
-    ) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, batches: Sequence[AttentionBatch], views: Sequence[PageViews]) -> Tensor:
         """What leaves the last layer, [T, hidden], before the final norm. Arguments as in `forward`."""
         config = self.config
         hidden = F.embedding(input_ids, self.weights.embedding)
+        # one row of angles for each token, so that no table bounds the positions
         cos, sin = rope_tables(batches[0].positions, self._frequencies, self.dtype)
+        angles = (cos, sin, torch.arange(len(input_ids), device=self.device))
         for i, layer in enumerate(self.weights.layers):
-            normed = rms_norm(hidden, layer.input_norm, config.norm_eps)
-            query, key, value = self._project(i, layer, normed, cos, sin)
             batch = batches[self.layer_groups[i]]
+            query, key, value = self._project(i, hidden, angles)
             write_kv(key, value, views[i], batch.slot_mapping)
             mixed = paged_attention(query, views[i], batch, scale=config.scale, window=config.windows[i])
-            hidden = hidden + linear(mixed.reshape(len(mixed), -1), layer.out, layer.out_bias)
-            hidden = hidden + self._mlp(layer, rms_norm(hidden, layer.post_norm, config.norm_eps))
+            hidden = linear(mixed.reshape(len(mixed), -1), layer.out, layer.out_bias, residual=hidden)
+            hidden = self._feed_forward(i, hidden)
         return hidden
 
     @torch.inference_mode()
@@ -112,22 +107,31 @@ class Decoder:
         """Logits [R, vocab] of `hidden` [R, hidden], final norm included."""
         return linear(rms_norm(hidden, self.weights.final_norm, self.config.norm_eps), self.weights.head)
 
-    def _project(
-        self, index: int, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query [T, Hq, D], key and value [T, Hkv, D], normed and rotated as the family has it."""
-        config = self.config
-        heads, kv_heads = config.num_query_heads, config.num_kv_heads
-        qkv = linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), heads + 2 * kv_heads, config.head_dim)
-        turned, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.q_norm is not None:
-            query = rms_norm(turned[:, :heads], layer.q_norm, config.norm_eps)
-            key = rms_norm(turned[:, heads:], layer.k_norm, config.norm_eps)
-            turned = torch.cat((query, key), dim=1)
-        if config.rotated[index]:
-            turned = rotate(turned, cos, sin)
-        return turned[:, :heads], turned[:, heads:], value
+    def _project(self, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """Query [T, Hq, D], key and value [T, Hkv, D] of a layer, normed and rotated as the family has it."""
+        w = self._qkv[index]
+        if self.config.rotated[index]:
+            return qkv(hidden, w, *angles)
+        rows = linear(rms_norm(hidden, w.norm, w.eps), w.weight, w.bias).view(len(hidden), -1, w.head_dim)
+        query, key, value = rows.split((w.num_heads, w.num_kv_heads, w.num_kv_heads), dim=1)
+        if w.q_norm is not None and w.k_norm is not None:
+            query, key = rms_norm(query, w.q_norm, w.eps), rms_norm(key, w.k_norm, w.eps)
+        return query, key, value
 
-    def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return linear(activate(self.config.activation, gate) * up, layer.down, layer.down_bias)
+    def _feed_forward(self, index: int, hidden: Tensor) -> Tensor:
+        """`hidden` [T, hidden] plus the layer's gated feed-forward of its norm."""
+        w = self._mlp[index]
+        if self.config.activation == "silu":
+            return mlp(hidden, w)
+        gate, up = linear(rms_norm(hidden, w.norm, w.eps), w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
+        return linear(activate(self.config.activation, gate) * up, w.down, w.down_bias, residual=hidden)
+
+
+def _qkv_weights(c: ModelConfig, layer: LayerWeights) -> QKVWeights:
+    sizes = {"num_heads": c.num_query_heads, "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
+    norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": c.norm_eps}
+    return QKVWeights(layer.input_norm, layer.qkv, layer.qkv_bias, **norms, **sizes)
+
+
+def _mlp_weights(c: ModelConfig, layer: LayerWeights) -> MLPWeights:
+    return MLPWeights(layer.post_norm, layer.gate_up, layer.down, c.norm_eps, layer.gate_up_bias, layer.down_bias)
