@@ -1,0 +1,220 @@
+"""The scheduler as a story: who gets which tokens and pages in which step, and why. No model, no clock."""
+
+import pytest
+
+from kvlab.cache import KVCacheManager
+from kvlab.schedule import EventLog, Limits, Request, SamplingParams, Scheduler
+from kvlab.specs.formats import get_format
+from kvlab.specs.layout import group_parts
+from kvlab.specs.model import LayerSpec, ModelSpec
+from kvlab.specs.parts import Attention, SlidingWindow
+
+BF16 = get_format("bf16")
+
+
+def scheduler_of(*, num_blocks=20, block_size=4, max_num_seqs=8, max_batched_tokens=16, max_model_len=64, window=0):
+    part = SlidingWindow(2, 8, 8, BF16, window=window) if window else Attention(2, 8, 8, BF16)
+    spec = ModelSpec("tiny", "llama", (LayerSpec(0, (part,)),), 32, 4, 100)
+    limits = Limits(max_num_seqs, max_batched_tokens, max_model_len)
+    cache = KVCacheManager(group_parts(spec, block_size), [num_blocks], min(max_batched_tokens, max_model_len))
+    return Scheduler(cache, limits, EventLog(1000))
+
+
+def add(scheduler, request_id, prompt, max_tokens=8, now=0.0, **params):
+    request = Request(request_id, range(prompt), SamplingParams(max_tokens, **params), stop_ids=(99,))
+    scheduler.add(request, now)
+    return request
+
+
+def advance(scheduler, token=7, now=0.0):
+    """(request, start, count) of each chunk of one step, whose samples are all `token`."""
+    step = scheduler.schedule(now)
+    scheduler.update(step, [token] * len(step.sampling), now)
+    scheduler.cache.check_invariants()
+    return [(c.request.request_id, c.start, c.count) for c in step.chunks]
+
+
+def test_prompts_are_cut_to_the_budget_and_decodes_go_first():
+    scheduler = scheduler_of(max_batched_tokens=8)
+    add(scheduler, "a", 5)
+    add(scheduler, "b", 12)
+    # a whole, b's first 3: the budget is used up
+    assert advance(scheduler) == [("a", 0, 5), ("b", 0, 3)]
+    # a decodes, b goes on behind it
+    assert advance(scheduler) == [("a", 5, 1), ("b", 3, 7)]
+    add(scheduler, "c", 3)
+    assert advance(scheduler) == [("a", 6, 1), ("b", 10, 2), ("c", 0, 3)]
+    step = scheduler.schedule(0.0)
+    assert [(c.request.request_id, c.count) for c in step.chunks] == [("a", 1), ("b", 1), ("c", 1)]
+    assert (step.num_decodes, step.num_tokens) == (3, 3)
+
+
+def test_a_last_chunk_of_one_token_counts_as_a_decode():
+    scheduler = scheduler_of(max_batched_tokens=8)
+    add(scheduler, "a", 9)
+    assert advance(scheduler) == [("a", 0, 8)]
+    add(scheduler, "b", 3)
+    step = scheduler.schedule(0.0)
+    assert [(c.request.request_id, c.count, c.samples) for c in step.chunks] == [("a", 1, True), ("b", 3, True)]
+    assert step.num_decodes == 1
+
+
+def test_the_last_arrived_gives_way_and_comes_back_first():
+    scheduler = scheduler_of(num_blocks=6, block_size=2, max_model_len=10)  # 5 pages that hold 10 tokens
+    a, b = add(scheduler, "a", 3, 6), add(scheduler, "b", 2, 6)
+    assert advance(scheduler) == [("a", 0, 3), ("b", 0, 2)]
+    assert advance(scheduler) == [("a", 3, 1), ("b", 2, 1)]
+    assert [list(scheduler.cache.block_table(r)) for r in "ab"] == [[1, 2], [3, 4]]
+    # a's fifth token takes page 5; b's fourth fits its page
+    assert advance(scheduler) == [("a", 4, 1), ("b", 3, 1)]
+    # a's sixth fits, b's fifth finds no page: b itself is the last arrived
+    assert advance(scheduler) == [("a", 5, 1)]
+    assert (b.num_computed, len(b.tokens)) == (0, 5)
+    [event] = scheduler.events.of("preempt")
+    assert (event.request_id, event.reason, event.tokens, event.pages) == ("b", "b needs pages", 4, 2)
+    # a takes page 3; b waits: its five tokens need three pages and one to spare
+    c = add(scheduler, "c", 1, 2)
+    assert advance(scheduler) == [("a", 6, 1)]
+    assert list(scheduler.cache.block_table("a")) == [1, 2, 5, 3]
+    assert scheduler.events.of("wait")[-1].request_id == "b"
+    assert [r.request_id for r in scheduler.waiting] == ["b", "c"]
+    # a ends with its ninth token and b computes all it knew again, in one chunk
+    assert advance(scheduler) == [("a", 7, 1)]
+    assert (a.finish_reason, a.output) == ("length", [7] * 6)
+    assert advance(scheduler) == [("c", 0, 1), ("b", 0, 5)]
+    while scheduler.has_work:
+        advance(scheduler)
+    assert (b.output, c.output, scheduler.cache.num_free) == ([7] * 6, [7] * 2, 5)
+
+
+def test_an_older_request_takes_pages_from_the_youngest():
+    scheduler = scheduler_of(num_blocks=6, block_size=2, max_model_len=10)
+    add(scheduler, "a", 4, 6)
+    add(scheduler, "b", 2, 6)
+    advance(scheduler)
+    advance(scheduler)  # a holds 3 pages, b 2
+    advance(scheduler)
+    # a's seventh token needs a page: b, which has one to write into, loses its own
+    assert advance(scheduler) == [("a", 6, 1)]
+    assert scheduler.events.of("preempt")[0].reason == "a needs pages"
+
+
+def test_what_ends_a_request():
+    scheduler = scheduler_of(max_model_len=8)
+    stop, own = add(scheduler, "stop", 2), add(scheduler, "own", 2, stop_token_ids=(98,))
+    ignore = add(scheduler, "ignore", 2, 3, ignore_eos=True)
+    clamp = add(scheduler, "clamp", 6, 100)
+    step = scheduler.schedule(0.0)
+    outputs = scheduler.update(step, [99, 98, 99, 7], 0.0)
+    assert [(o.request_id, o.token_id, o.finish_reason) for o in outputs] == [
+        ("stop", 99, "stop"), ("own", 98, "stop"), ("ignore", 99, None), ("clamp", 7, None)
+    ]  # fmt: skip
+    assert advance(scheduler) == [("ignore", 2, 1), ("clamp", 6, 1)]
+    assert (clamp.finish_reason, len(clamp.tokens)) == ("length", 8)
+    advance(scheduler)
+    assert ([r.finish_reason for r in (stop, own, ignore)], scheduler.has_work) == (["stop", "stop", "length"], False)
+    assert scheduler.cache.num_free == 19
+
+
+def test_one_request_without_finite_logits_ends_alone():
+    scheduler = scheduler_of()
+    a, b = add(scheduler, "a", 2), add(scheduler, "b", 2)
+    outputs = scheduler.update(scheduler.schedule(0.0), [None, 7], 0.0)
+    assert [(o.request_id, o.token_id, o.finish_reason) for o in outputs] == [("a", None, "error"), ("b", 7, None)]
+    assert (a.error, b.output, "a" in scheduler.cache.tables) == ("logits are not finite", [7], False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "reason"),
+    [
+        (0, 4, "prompt: must hold at least one token"),
+        (64, 1, "prompt of 64 tokens: must leave room for one more within max_model_len 64"),
+        (30, 12, "request can never fit: 41 tokens take 11 pages of group full, the pool has 10"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_arrival_and_others_go_on(prompt, max_tokens, reason):
+    scheduler = scheduler_of(num_blocks=11)
+    with pytest.raises(ValueError, match=reason):
+        add(scheduler, "bad", prompt, max_tokens)
+    assert [e.reason for e in scheduler.events.of("refuse", "bad")] == [reason]
+    good = add(scheduler, "good", 30, 11)  # 40 tokens in the cache: exactly the pool
+    while scheduler.has_work:
+        advance(scheduler)
+    assert len(good.output) == 11
+
+
+def test_abort_in_the_queue_and_while_running():
+    scheduler = scheduler_of(max_num_seqs=1)
+    a, b = add(scheduler, "a", 6), add(scheduler, "b", 6)
+    advance(scheduler)
+    assert scheduler.events.of("wait")[-1].reason == "max_num_seqs 1 requests run"
+    assert scheduler.abort("b", 0.0) and scheduler.abort("a", 0.0)
+    assert not scheduler.abort("a", 0.0)
+    assert (a.finish_reason, b.finish_reason, a.output, b.output) == ("abort", "abort", [7], [])
+    assert not scheduler.has_work and scheduler.cache.num_free == 19
+
+
+def test_a_request_aborted_during_its_step_gets_nothing():
+    scheduler = scheduler_of()
+    a, _ = add(scheduler, "a", 2), add(scheduler, "b", 2)
+    step = scheduler.schedule(0.0)
+    scheduler.abort("a", 0.0)
+    assert [o.request_id for o in scheduler.update(step, [7, 7], 0.0)] == ["b"]
+    assert a.output == []
+
+
+def test_a_window_gives_pages_back_while_its_request_runs():
+    scheduler = scheduler_of(window=4, num_blocks=6, max_batched_tokens=8)
+    a = add(scheduler, "a", 20, 20)
+    most = 0
+    while scheduler.has_work:
+        advance(scheduler)
+        most = max(most, 5 - scheduler.cache.num_free)
+    assert (len(a.tokens), most) == (40, 2)
+    assert sum(e.pages for e in scheduler.events.of("release")) == 9  # positions 0 to 35: the query at 39 reads 36 on
+
+
+def test_the_log_tells_the_life_of_a_request():
+    scheduler, heard = scheduler_of(), []
+    end = scheduler.events.subscribe(heard.append)
+    add(scheduler, "a", 3, 2, now=1.0)
+    advance(scheduler, now=2.0)
+    end()
+    advance(scheduler, now=3.0)
+    story = [(e.step, e.now, e.kind, e.reason, e.tokens, e.pages) for e in scheduler.events]
+    assert story == [
+        (0, 1.0, "arrive", "", 3, 0),
+        (1, 2.0, "admit", "", 3, 0),
+        (1, 2.0, "chunk", "", 3, 0),
+        (1, 2.0, "token", "", 7, 0),
+        (2, 3.0, "chunk", "", 1, 0),
+        (2, 3.0, "token", "", 7, 0),
+        (2, 3.0, "finish", "length: 5 tokens", 5, 1),
+    ]
+    assert heard == list(scheduler.events)[:4]
+
+
+def test_the_ring_forgets_but_the_counts_do_not():
+    log = EventLog(3)
+    scheduler = scheduler_of()
+    scheduler.events = log
+    add(scheduler, "a", 3, 4)
+    while scheduler.has_work:
+        advance(scheduler)
+    assert (len(log), log.total, log.counts["token"]) == (3, 11, 4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0),
+     ("top_p", 1.5), ("seed", -1)],
+)  # fmt: skip
+def test_sampling_params_name_the_bad_value(field, value):
+    with pytest.raises(ValueError, match=f"{field} {value}"):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["max_num_seqs", "max_batched_tokens", "max_model_len"])
+def test_limits_must_be_positive(field):
+    with pytest.raises(ValueError, match=f"{field} 0: must be at least 1"):
+        Limits(**{"max_num_seqs": 1, "max_batched_tokens": 1, "max_model_len": 1, field: 0})
