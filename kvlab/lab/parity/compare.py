@@ -1,0 +1,101 @@
+"""kvlab against the oracle, on every way a sequence can reach the cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlab.lab.parity.paging import PagedSequences
+from kvlab.lab.parity.shrink import TESTED_TOKENS, VOCAB
+from kvlab.models.load import LoadedModel
+
+TOLERANCE = 1e-4
+# families whose transformers implementation does not reproduce itself to 1e-4, and why; none so far
+LOOSER: dict[str, float] = {}
+LENGTHS = (TESTED_TOKENS, 23, 5)  # of the ragged batch's sequences
+CHUNKS = (7, 1, 11, 3, 2, 13)
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """Error of one way of running: max |difference| / std(oracle's logits), and whether it is within tolerance."""
+
+    mode: str
+    error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Within tolerance; NaN is not."""
+        return self.error <= self.tolerance
+
+
+def prompts(seed: int) -> list[list[int]]:
+    """The tested sequences, one per length of `LENGTHS`."""
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCAB) for _ in range(n)] for n in LENGTHS]
+
+
+def error(got: Tensor, wanted: Tensor) -> float:
+    """max |got - wanted| / std(wanted); NaN where `got` has one."""
+    return float((got - wanted).abs().max() / wanted.std())
+
+
+def whole_prefill(model: LoadedModel, texts: list[list[int]]) -> list[Tensor]:
+    """All tokens of the first sequence in one step."""
+    return [PagedSequences(model, 1, len(texts[0])).step({0: texts[0]})[0]]
+
+
+def decode(model: LoadedModel, texts: list[list[int]]) -> list[Tensor]:
+    """The first sequence token by token from its very first."""
+    cache = PagedSequences(model, 1, len(texts[0]), block_size=5)
+    return [torch.cat([cache.step({0: [token]}, padded_rows=i % 2)[0] for i, token in enumerate(texts[0])])]
+
+
+def chunked_prefill(model: LoadedModel, texts: list[list[int]]) -> list[Tensor]:
+    """The first sequence in chunks of odd sizes that fit no page."""
+    cache, start, pieces = PagedSequences(model, 1, len(texts[0])), 0, []
+    for size in CHUNKS * len(texts[0]):
+        if piece := texts[0][start : start + size]:
+            pieces.append(cache.step({0: piece})[0])
+        start += size
+    return [torch.cat(pieces)]
+
+
+def ragged_batch(model: LoadedModel, texts: list[list[int]]) -> list[Tensor]:
+    """All sequences at once, each step a mix of decodes and prefill chunks of different lengths."""
+    cache = PagedSequences(model, len(texts), max(map(len, texts)), block_size=3)
+    pieces: list[list[Tensor]] = [[] for _ in texts]
+    sizes = [iter((*CHUNKS[i:], *[1] * TESTED_TOKENS)) for i in range(len(texts))]
+    step = 0
+    while any(n < len(text) for n, text in zip(cache.lengths, texts, strict=True)):
+        # sequence i joins at step i
+        work = {i: text[cache.lengths[i] :][: next(sizes[i])] for i, text in enumerate(texts) if i <= step}
+        for i, logits in cache.step({i: ids for i, ids in work.items() if ids}, padded_rows=step % 3).items():
+            pieces[i].append(logits)
+        step += 1
+    return [torch.cat(p) for p in pieces]
+
+
+MODES: dict[str, Callable[[LoadedModel, list[list[int]]], list[Tensor]]] = {
+    "whole prefill": whole_prefill,
+    "decode": decode,
+    "chunked prefill": chunked_prefill,
+    "ragged batch": ragged_batch,
+}
+
+
+def compare(model: LoadedModel, texts: list[list[int]], wanted: list[Tensor]) -> tuple[ModeResult, ...]:
+    """The result of each mode of `MODES`; `wanted` holds the oracle's logits of each of `texts`."""
+    tolerance = LOOSER.get(model.config.model_type, TOLERANCE)
+    results = []
+    for mode, run in MODES.items():
+        got = run(model, texts)
+        errors = [error(g.float(), w) for g, w in zip(got, wanted, strict=False)]
+        worst = float("nan") if any(e != e for e in errors) else max(errors)
+        results.append(ModeResult(mode, worst, tolerance))
+    return tuple(results)

@@ -1,0 +1,47 @@
+"""The oracle: transformers' logits of one whole sequence alone, without a cache.
+
+Not its decode and not its padded batches: those differ from its own prefill in some families.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Oracle:
+    """transformers' model of a config, eager attention, fp32, on the CPU.
+
+    Attributes:
+        model: the transformers model; its weights are what kvlab loads.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        rest = {k: v for k, v in config.items() if k not in ("model_type", "dtype", "torch_dtype", "architectures")}
+        hf_config = AutoConfig.for_model(config["model_type"], **rest)
+        self.model = AutoModelForCausalLM.from_config(
+            hf_config, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int]) -> Tensor:
+        """fp32 [T, vocab] of the sequence `ids`."""
+        return self._run(ids).logits[0]
+
+    @torch.inference_mode()
+    def attentions(self, ids: list[int]) -> list[Tensor]:
+        """Attention weights of each layer, [Hq, T, T]."""
+        return [a[0] for a in self._run(ids, output_attentions=True).attentions]
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights under their checkpoint names."""
+        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+    def _run(self, ids: list[int], **options: bool) -> Any:
+        rows = torch.tensor([ids])
+        positions = torch.arange(len(ids))[None]
+        return self.model(input_ids=rows, position_ids=positions, use_cache=False, **options)

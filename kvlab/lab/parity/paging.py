@@ -1,0 +1,81 @@
+"""Sequences in pages, without a scheduler: what parity and small tests drive a decoder with.
+
+Every page starts as NaN, pages lie in random order, and pages that a window has left behind are taken out of the
+table. What is read although it should not be shows as NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvlab.models.load import LoadedModel
+from kvlab.ops.batch import AttentionBatch, make_batch
+from kvlab.ops.views import PageViews, page_views
+from kvlab.specs.layout import Group, group_parts
+from kvlab.specs.pages import cdiv, dead_pages
+
+
+class PagedSequences:
+    """A fixed number of sequences of at most `max_len` tokens, each with its pages from the start.
+
+    Attributes:
+        lengths: tokens of each sequence that are in the cache.
+    """
+
+    def __init__(self, model: LoadedModel, num_seqs: int, max_len: int, *, block_size: int = 4, seed: int = 0) -> None:
+        self.model, self.block_size = model, block_size
+        self.lengths = [0] * num_seqs
+        self._groups = group_parts(model.spec, block_size)
+        self._tables = [
+            _shuffled_tables(num_seqs, cdiv(max_len, block_size), seed + i) for i in range(len(self._groups))
+        ]
+        self._views = self._pool(1 + num_seqs * cdiv(max_len, block_size))
+
+    def _pool(self, num_pages: int) -> list[PageViews]:
+        views: dict[int, PageViews] = {}
+        for group in self._groups:
+            for (layer, _), layout in zip(group.members, group.layouts, strict=True):
+                # all bits set is NaN in every float type
+                buffer = torch.full((num_pages, layout.page_bytes), 255, dtype=torch.uint8, device=self.model.device)
+                views[layer] = page_views(buffer, layout)
+        return [views[layer] for layer in sorted(views)]
+
+    def step(self, work: dict[int, Sequence[int]], padded_rows: int = 0) -> dict[int, Tensor]:
+        """Logits [tokens, vocab] of each sequence after running `work`: sequence -> its next token ids.
+
+        `padded_rows` rows that belong to no sequence are appended to the batch.
+        """
+        order = sorted(work, key=lambda seq: (len(work[seq]) != 1, seq))
+        counts = [len(work[seq]) for seq in order]
+        for seq, count in zip(order, counts, strict=True):
+            self.lengths[seq] += count
+        batches = [
+            self._batch(group, table, order, counts, padded_rows)
+            for group, table in zip(self._groups, self._tables, strict=True)
+        ]
+        ids = [token for seq in order for token in work[seq]] + [0] * padded_rows
+        rows = torch.tensor(ids, device=self.model.device)
+        logits = self.model.decoder.forward(rows, batches, self._views)
+        pieces = logits[: sum(counts)].split(counts)
+        return dict(zip(order, pieces, strict=True))
+
+    def _batch(
+        self, group: Group, table: Tensor, order: list[int], counts: list[int], padded_rows: int
+    ) -> AttentionBatch:
+        rows = table[order].clone()
+        for row, seq, count in zip(rows, order, counts, strict=True):
+            dead = dead_pages(group.retention, self.block_size, self.lengths[seq] - count)
+            row[dead.start : dead.stop] = 0
+        ends = [self.lengths[seq] for seq in order]
+        return make_batch(counts, ends, rows.to(self.model.device), self.block_size, padded_rows)
+
+
+def _shuffled_tables(num_seqs: int, width: int, seed: int) -> Tensor:
+    """int32 [num_seqs, width]: every page from 1 on once, in random order."""
+    pages = list(range(1, 1 + num_seqs * width))
+    random.Random(seed).shuffle(pages)
+    return torch.tensor(pages, dtype=torch.int32).view(num_seqs, width)

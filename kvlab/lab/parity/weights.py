@@ -1,0 +1,62 @@
+"""Random weights under which every mechanism counts.
+
+With default initialisation scores are near zero, attention is near uniform and biases are exactly zero: a wrong
+rotation or a missing bias would move the logits by less than the tolerance. Here scores are large enough that the
+mean entropy of attention is under half of its maximum, and every vector is random.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kvlab.lab.parity.oracle import Oracle
+
+SHARP = ("q_proj", "k_proj", "q_norm", "k_norm")
+ENTROPY_LIMIT = 0.5
+
+
+def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> float:
+    """Fills the oracle's weights; the mean entropy of its attention over `ids`, as a fraction of log(keys seen).
+
+    Queries and keys are scaled up until that fraction is under a half.
+
+    Raises:
+        RuntimeError: no scale brings it there (our own rule, so not a fault of the config).
+    """
+    for attempt in range(8):
+        _fill(oracle, norm_eps, seed, 1.6 * 1.15**attempt)
+        fraction = entropy_fraction(oracle.attentions(ids))
+        if fraction < ENTROPY_LIMIT:
+            return fraction
+    raise RuntimeError(f"parity weights: attention entropy stays at {fraction:.2f} of its maximum")
+
+
+@torch.no_grad()
+def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in sorted(oracle.model.named_parameters()):
+        noise = torch.randn(tensor.shape, generator=generator)
+        sharp = sharpness if any(part in name for part in SHARP) else 1.0
+        if "embed_tokens" in name:
+            # small enough that the first norm's eps shows: mean square of 100 eps
+            tensor.copy_(noise * 10 * math.sqrt(norm_eps))
+        elif name.endswith("bias"):
+            tensor.copy_(noise * 0.5)
+        elif tensor.dim() == 1:
+            tensor.copy_(sharp * (1 + 0.3 * noise))
+        else:
+            tensor.copy_(sharp * noise / math.sqrt(tensor.shape[-1]))
+
+
+def entropy_fraction(attentions: list[Tensor]) -> float:
+    """Mean over layers, heads and queries of entropy / log(keys seen), of attention weights [Hq, T, T] per layer."""
+    fractions = []
+    for weights in attentions:
+        seen = (weights > 0).sum(-1)
+        entropy = -torch.xlogy(weights, weights).sum(-1)
+        rows = seen > 1
+        fractions.append((entropy[rows] / seen[rows].log()).mean())
+    return float(torch.stack(fractions).mean())
