@@ -85,8 +85,9 @@ def state_lines(model: ModelSpec) -> list[str]:
     for part, count in part_counts(model):
         if part.kind in ("recurrent", "buffer"):
             for a in part.arrays:  # type: ignore[attr-defined]
+                name = "open buffer" if part.kind == "buffer" else part.mechanism  # type: ignore[attr-defined]
                 lines.append(
-                    f"  {a.name}: {count} layers x {a.elements:,} values in {a.format.name} "
+                    f"  {name} {a.name}: {count} layers x {a.elements:,} values in {a.format.name} "
                     f"= {count * a.array_bytes:,} bytes"
                 )
         elif part.kind == "cross" and part.fixed_bytes:
@@ -94,3 +95,21 @@ def state_lines(model: ModelSpec) -> list[str]:
             lines.append(f"  cross attention: {factors_text(part, count)}")
             lines.append(f"    x {tokens:,} image tokens = {count * part.fixed_bytes:,} bytes")
     return lines
+
+
+def sharding_lines(model: ModelSpec, tp: int) -> list[str]:
+    """For each kind of part, what one of `tp` tensor-parallel ranks holds of it."""
+    if tp == 1:
+        return []
+    lines = []
+    for part, _ in part_counts(model):
+        rank = part.per_rank(tp)
+        if hasattr(part, "num_kv_heads"):
+            all_heads, heads = part.num_kv_heads, rank.num_kv_heads  # type: ignore[attr-defined]
+            copies = f", each head on {tp * heads // all_heads} ranks" if tp > all_heads else ""
+            lines.append(f"  {NAMES[part.kind]}: {all_heads} KV heads over {tp} ranks, {heads} on each{copies}")
+        elif rank == part:
+            lines.append(f"  {NAMES[part.kind]}: held whole by every rank")
+        else:
+            lines.append(f"  {NAMES[part.kind]}: {rank.fixed_bytes:,} of {part.fixed_bytes:,} bytes per layer")
+    return list(dict.fromkeys(lines))

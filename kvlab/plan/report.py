@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from kvlab.plan.derivation import kind_counts, state_lines, token_lines
+from kvlab.plan.derivation import kind_counts, sharding_lines, state_lines, token_lines
 from kvlab.plan.output import assumptions
 from kvlab.plan.plan import Plan, bytes_per_token_at, two_parameter_fit
 from kvlab.plan.policies import POLICIES, ideal_bytes
@@ -95,7 +95,7 @@ def _groups(plan: Plan) -> list[str]:
     lines = []
     for g in plan.sequence().groups:
         flag = "  over half of it is reserve" if g.total and g.reserve * 2 > g.total else ""
-        lines.append(f"    group {g.name}: {g.pages:,} pages x {g.page_bytes:,} bytes{flag}")
+        lines.append(f"    group {g.name}: {g.pages:,} page{'s' * (g.pages != 1)} x {g.page_bytes:,} bytes{flag}")
     return lines
 
 
@@ -109,7 +109,10 @@ def _per_gpu(plan: Plan) -> list[str]:
         return []
     degrees = " x ".join(f"{name} {n}" for name, n in (("tp", o.tp), ("pp", o.pp), ("cp", o.cp)) if n > 1)
     one, whole = plan.per_gpu().total, plan.sequence().total
-    lines = [f"   On each of {o.sharding.num_gpus} GPUs ({degrees}), the fullest one:"]
+    lines = [
+        f"   On each of {o.sharding.num_gpus} GPUs ({degrees}), the fullest one:",
+        *sharding_lines(plan.model, o.tp),
+    ]
     lines.append(f"  = {exact(one)} per sequence")
     if (copies := one * o.sharding.num_gpus - whole) > 0:
         lines.append(_wrapped(f"All GPUs together hold {exact(copies)} more than one: copies, or an uneven split."))
@@ -117,7 +120,8 @@ def _per_gpu(plan: Plan) -> list[str]:
 
 
 def _row(sign: str, value: int, label: str) -> str:
-    return f"  {sign} {value:>19,}  {human_bytes(value):>11}  {label}"
+    row = f"  {sign} {value:>19,}  {human_bytes(value):>11}  {label}"
+    return row if len(row) <= WIDTH else row.partition(":")[0]
 
 
 def _fits(plan: Plan) -> list[str]:
@@ -125,7 +129,7 @@ def _fits(plan: Plan) -> list[str]:
     one, fits = plan.per_gpu(), plan.max_concurrent()
     lines = [
         f"3. What fits on {'one' if o.sharding.num_gpus == 1 else 'each'} {gpu.name} ({gpu.marketing_memory})",
-        _row(" ", memory.memory_bytes, f"memory: {gpu.memory_basis}")[:WIDTH],
+        _row(" ", memory.memory_bytes, f"memory: {gpu.memory_basis}"),
         _row(" ", memory.usable_bytes, f"x {o.gpu_util:g} usable"),
         _row("-", memory.weights_bytes, f"weights in {o.weight_dtype}"),
         _row("-", memory.reserve_bytes, "activations and runtime"),
@@ -143,7 +147,9 @@ def _fits(plan: Plan) -> list[str]:
     lines.append("    " + ", ".join(_fits_under(plan, p) for p in POLICIES))
     longest = plan.longest_context
     what = "any length" if longest is None else f"{longest:,} tokens" if longest else "not even one token"
-    lines.append(f"  Longest context for a batch of {o.batch:,}: {what}")
+    made = plan.model.max_position
+    beyond = f" (the model was made for {made:,})" if made and longest and longest > made else ""
+    lines.append(f"  Longest context for a batch of {o.batch:,}: {what}{beyond}")
     return lines
 
 
@@ -196,7 +202,7 @@ def _mix(plan: Plan) -> list[str]:
     lines = [f"5. Requests of {found['prompt']:,} tokens in and {found['output']:,} out"]
     lines.append(f"  room for the longest moment, {exact(found['peak_kv_bytes'])};")
     lines.append(f"  on average over the output {exact(found['mean_kv_bytes'])}")
-    if found["concurrent"]:
+    if found["requests_per_s"]:
         lines.append(
             f"  {found['concurrent']:,} at a time: {found['requests_per_s']:,.2f} requests/s, "
             f"{found['output_tokens_per_s']:,.0f} tokens/s at best"

@@ -47,27 +47,30 @@ def prefill(plan: Plan, tokens: int) -> StepTime:
 def mix(plan: Plan) -> dict[str, Any] | None:
     """The life of a request of `prompt` tokens in and `output` out, and the rate at which a full GPU serves them.
 
-    None when no mix was asked for. Room is planned for the longest moment; means are over the output.
+    None when no mix was asked for. Room is planned for the longest moment; means are over the output. The rates are
+    None when not one request fits, or when the GPU's arithmetic rate, which a prompt needs, is not published.
     """
     prompt, output = plan.options.prompt, plan.options.output
     if prompt is None or output is None:
         return None
     slices = min(output, SLICES)
     lengths = [prompt + (2 * i + 1) * output // (2 * slices) for i in range(slices)]
-    batch = max(1, plan.max_concurrent())
-    prefill_s = prefill(plan, prompt).seconds
+    fits = plan.max_concurrent()
+    batch, prompt_step = max(1, fits), prefill(plan, prompt)
+    prefill_s = prompt_step.seconds
     decode_s = output * sum(decode_step(plan, batch, n).seconds for n in lengths) / slices
+    # each request of the batch takes the device alone for its prompt, and shares every decode step
+    requests = batch / (batch * prefill_s + decode_s) if fits and prompt_step.compute_s is not None else None
     return {
         "prompt": prompt,
         "output": output,
         "peak_kv_bytes": plan.sequence().total,
         "mean_kv_bytes": round(sum(ideal_bytes(plan.model, n) for n in lengths) / slices),
-        "concurrent": plan.max_concurrent(),
-        "prefill_ms": prefill_s * 1e3,
+        "concurrent": fits,
+        "prefill_ms": None if prompt_step.compute_s is None else prefill_s * 1e3,
         "decode_ms": decode_s * 1e3,
-        # each request of the batch takes the device alone for its prompt, and shares every decode step
-        "requests_per_s": batch / (batch * prefill_s + decode_s) if plan.max_concurrent() else 0.0,
-        "output_tokens_per_s": batch * output / (batch * prefill_s + decode_s) if plan.max_concurrent() else 0.0,
+        "requests_per_s": requests,
+        "output_tokens_per_s": None if requests is None else requests * output,
     }
 
 
