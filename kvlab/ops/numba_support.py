@@ -1,7 +1,7 @@
 """Numba, when it is there: one decorator for all CPU kernels, and their cache on disk.
 
 Numba reuses a cached kernel while the file of that kernel is unchanged, and does not look at the files it
-calls into. The cache folder is therefore named by a hash of every source file of `kvlab.ops`.
+calls into. The cache folder is therefore named by a hash of every source file of `kvlab.ops` and `kvlab.quant`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _lock = threading.RLock()
 @cache
 def available() -> bool:
     """Whether Numba can be imported here."""
-    return False  # until the cpu kernels are in (same day)
     try:
         import numba  # noqa: F401
     except ImportError:
@@ -39,7 +38,8 @@ def cache_dir() -> str:
     """A writable folder for compiled kernels: below NUMBA_CACHE_DIR, XDG_CACHE_HOME or ~/.cache, else temporary."""
     root = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    here = Path(__file__).parent
+    for path in sorted([*here.rglob("*.py"), *(here.parent / "quant").rglob("*.py")]):
         digest.update(path.read_bytes())
     folder = Path(root) / "kvlab" / f"numba-{digest.hexdigest()[:12]}"
     try:

@@ -53,10 +53,12 @@ class PageViews:
 
     @cached_property
     def geometry(self) -> np.ndarray:
-        """int64 [6] for CPU kernels: block_size, row stride, k and v offset (in codes), k and v scale offset (fp32)."""
+        """int64 [7] for CPU kernels: block_size, row stride, k and v offset (in codes), their scales' (in fp32), Hkv."""
         k, v, item = self.layout["k"], self.layout["v"], self.codes.itemsize
         scales = [self.layout[n].offset // 4 if self.k_scale is not None else 0 for n in ("k_scale", "v_scale")]
-        return np.array([self.block_size, k.row_bytes // item, k.offset // item, v.offset // item, *scales], np.int64)
+        return np.array(
+            [self.block_size, k.row_bytes // item, k.offset // item, v.offset // item, *scales, k.heads], np.int64
+        )
 
 
 def page_views(buffer: torch.Tensor, layout: PageLayout) -> PageViews:

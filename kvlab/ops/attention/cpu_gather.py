@@ -1,0 +1,47 @@
+"""A sequence's pages copied into contiguous fp32 rows, for chunks that read them many times."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import torch
+
+from kvlab.ops.numba_support import kernel, launch
+from kvlab.ops.views import PageViews
+from kvlab.quant.rows import row_floats
+
+
+def gather_rows(views: PageViews, pages: np.ndarray, low: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decoded (key, value), fp32 [Hkv, end - low, D], of positions low .. end - 1 of a sequence with table `pages`."""
+    heads, head_dim = views.k.shape[1], views.k.shape[3]
+    key = torch.empty((heads, end - low, head_dim))
+    value = torch.empty((heads, end - low, views.v.shape[3]))
+    flags = (views.format == "bf16", views.k_scale is not None)
+    launch(_gather, views.codes, views.scales, views.geometry, pages, low, flags, key.numpy(), value.numpy())
+    return key, value
+
+
+@kernel(parallel=True)
+def _gather(codes, scales, geometry, pages, low, flags, key, value) -> None:
+    block_size, stride, k_offset, v_offset, k_scales, v_scales, _ = geometry
+    is_bf16, scaled = flags
+    heads, tokens, head_dim = key.shape
+    for item in numba.prange(heads * ((tokens + 63) // 64)):
+        h, first = item % heads, item // heads * 64
+        bits = np.empty(head_dim, np.uint32)
+        for t in range(first, min(first + 64, tokens)):
+            page = pages[(low + t) // block_size]
+            row = h * block_size + (low + t) % block_size
+            k_scale, v_scale = np.float32(1), np.float32(1)
+            if scaled:
+                k_scale, v_scale = scales[page, k_scales + row], scales[page, v_scales + row]
+            start = k_offset + row * stride
+            _copy(row_floats(codes[page, start : start + head_dim], is_bf16, bits), k_scale, key[h, t])
+            start = v_offset + row * stride
+            _copy(row_floats(codes[page, start : start + head_dim], is_bf16, bits), v_scale, value[h, t])
+
+
+@kernel()
+def _copy(row, factor, out) -> None:
+    for d in range(out.shape[0]):
+        out[d] = row[d] * factor

@@ -1,0 +1,76 @@
+"""Stored rows as fp32 inside CPU kernels: one small decode per format, chosen when a kernel is compiled.
+
+Numba has no bf16, fp16 or fp8, so pages of those are read as integers and their bits moved into place. A scaled
+format gives its codes as numbers: the caller multiplies by the scale once per row.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba.extending import overload
+
+from kvlab.ops.numba_support import FASTMATH
+
+_OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy"}
+
+
+def row_floats(codes, is_bf16, bits):  # type: ignore[no-untyped-def]
+    """The row `codes` [D] as fp32 [D]: itself if it is fp32, else decoded into `bits`.
+
+    Args:
+        codes: fp32, uint16 (bf16 or fp16), uint8 (fp8 e4m3) or int8.
+        is_bf16: which of the two 16-bit formats; ignored for others.
+        bits: uint32 scratch of at least D elements.
+    """
+    raise NotImplementedError("compiled code only")
+
+
+@overload(row_floats, jit_options=_OPTIONS)
+def _row_floats(codes, is_bf16, bits):  # type: ignore[no-untyped-def]
+    # Numba compares this signature with the chosen function's, annotations included: so there are none
+    return {
+        numba.float32: lambda codes, is_bf16, bits: codes,
+        numba.uint16: _from_16,
+        numba.uint8: _from_fp8,
+        numba.int8: _from_int8,
+    }[codes.dtype]
+
+
+def _from_int8(codes, is_bf16, bits):  # type: ignore[no-untyped-def]
+    out = bits[: codes.shape[0]].view(np.float32)
+    for d in range(codes.shape[0]):
+        out[d] = np.float32(codes[d])
+    return out
+
+
+def _from_16(codes, is_bf16, bits):  # type: ignore[no-untyped-def]
+    n = codes.shape[0]
+    out = bits[:n].view(np.float32)
+    if is_bf16:
+        for d in range(n):
+            bits[d] = np.uint32(codes[d]) << np.uint32(16)
+        return out
+    for d in range(n):
+        bits[d] = (np.uint32(codes[d]) & np.uint32(0x7FFF)) << np.uint32(13)
+    for d in range(n):
+        out[d] *= np.float32(2.0**112)  # moves the exponent's bias from 15 to 127; exact, subnormals too
+    for d in range(n):
+        code = np.uint32(codes[d])
+        special = np.uint32(0x7F800000) if (code & np.uint32(0x7C00)) == np.uint32(0x7C00) else np.uint32(0)
+        bits[d] |= special | ((code & np.uint32(0x8000)) << np.uint32(16))
+    return out
+
+
+def _from_fp8(codes, is_bf16, bits):  # type: ignore[no-untyped-def]
+    n = codes.shape[0]
+    out = bits[:n].view(np.float32)
+    for d in range(n):
+        bits[d] = (np.uint32(codes[d]) & np.uint32(0x7F)) << np.uint32(20)
+    for d in range(n):
+        out[d] *= np.float32(2.0**120)  # moves the exponent's bias from 7 to 127
+    for d in range(n):
+        code = np.uint32(codes[d])
+        nan = np.uint32(0x7FC00000) if (code & np.uint32(0x7F)) == np.uint32(0x7F) else np.uint32(0)
+        bits[d] |= nan | ((code & np.uint32(0x80)) << np.uint32(24))
+    return out
