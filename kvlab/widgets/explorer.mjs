@@ -14,8 +14,13 @@ const ATTENTION = [
   ["mqa", "multi-query (MQA)"],
   ["mla", "latent (MLA)"],
   ["sliding", "sliding window in every layer"],
-  ["hybrid", "hybrid: windows, every 4th layer full"],
+  ["hybrid", "hybrid: windows, some layers full"],
 ];
+const POLICY = {
+  ideal: "ideal: only what carries data",
+  paged: "paged: this engine's pages",
+  vllm: "vllm: one pool for all layers",
+};
 let widgets = 0;
 
 // ---- numbers for people -------------------------------------------------------------------------------------------
@@ -123,7 +128,9 @@ function controls(params, data) {
     node("div", { class: "kvx-pair" },
       number("query_heads", "Query heads", params.query_heads, 1, 1024),
       number("kv_heads", "KV heads", params.kv_heads, 1, 1024)),
-    number("window", "Window (tokens)", params.window, 1, 1048576),
+    node("div", { class: "kvx-pair" },
+      number("window", "Window (tokens)", params.window, 1, 1048576),
+      number("full_every", "One full layer in", params.full_every, 1, 1000)),
     node("div", { class: "kvx-pair" },
       number("latent_dim", "Latent (values)", params.latent_dim, 1, 8192),
       number("rope_dim", "Rotary key (values)", params.rope_dim, 0, 1024)));
@@ -140,12 +147,13 @@ function controls(params, data) {
       powers("batch", "Batch", "sequences", params.batch, 0, 10, (n) => `${whole(n)} ${n === 1 ? "sequence" : "sequences"}`),
       node("div", { class: "kvx-pair" },
         choice("gpu", "GPU", data.gpus, params.gpu),
-        choice("tp", "Tensor parallel (GPUs)", [1, 2, 4, 8, 16], params.tp))));
+        choice("tp", "Tensor parallel (GPUs)", [1, 2, 4, 8, 16], params.tp)),
+      choice("policy", "Bytes counted as", data.policies.map((p) => [p, POLICY[p] ?? p]), params.policy)));
 }
 
 const RELEVANT = {
   kv_heads: (p) => ["gqa", "sliding", "hybrid"].includes(p.attention),
-  head_dim: (p) => p.attention !== "mla",
+  full_every: (p) => p.attention === "hybrid",
   window: (p) => ["sliding", "hybrid"].includes(p.attention),
   latent_dim: (p) => p.attention === "mla",
   rope_dim: (p) => p.attention === "mla",
