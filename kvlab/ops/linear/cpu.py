@@ -19,11 +19,7 @@ def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
 ) -> torch.Tensor:
     """See `kvlab.ops.linear.linear`; fp32 only."""
-    y = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
-    if residual is not None:
-        y.copy_(residual)
-    elif bias is None:
-        y.zero_()
+    y = torch.zeros((x.shape[0], weight.shape[0])) if residual is None else residual.clone()
     if bias is not None:
         y += bias
     launch(add_product, x.contiguous().numpy(), weight.numpy(), y.numpy())
