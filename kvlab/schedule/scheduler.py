@@ -88,7 +88,8 @@ class Scheduler:
     def __init__(self, cache: KVCacheManager, limits: Limits, events: EventLog | None = None) -> None:
         self.cache = cache
         self.limits = limits
-        self.events = events or EventLog()
+        # an empty log is false: only None means none
+        self.events = EventLog() if events is None else events
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.step_number = 0
