@@ -158,10 +158,24 @@ def _shared_experts(f: Reader, kind: str, width: int, bias: Fact) -> int:
 
 def after_first_dense(f: Reader, layer: int) -> bool:
     """DeepSeek: the first `first_k_dense_replace` layers are dense, unless mlp_layer_types says otherwise."""
-    types = f.get("mlp_layer_types")
-    return types[layer] == "sparse" if types else layer >= (f.get("first_k_dense_replace") or 0)
+    types, dense = f.get("mlp_layer_types"), f.get("first_k_dense_replace")
+    # the classes without that field (GLM-4.7-Flash, Kimi Linear) have one dense layer
+    return types[layer] == "sparse" if types else layer >= (1 if dense is None else dense)
 
 
 def sparse_step(f: Reader, layer: int) -> bool:
     """Qwen: every `decoder_sparse_step`-th layer routes, except those of mlp_only_layers."""
     return layer not in (f.get("mlp_only_layers") or ()) and (layer + 1) % (f.get("decoder_sparse_step") or 1) == 0
+
+
+def after_dense_layers(f: Reader, layer: int) -> bool:
+    """LFM2-MoE and AFMoE: the first `num_dense_layers` layers are dense."""
+    return layer >= f["num_dense_layers"]
+
+
+def ernie_routes(f: Reader, layer: int) -> bool:
+    """Ernie 4.5: every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index routes."""
+    last = f.get("moe_layer_end_index")
+    last = f["num_hidden_layers"] - 1 if last in (None, -1) else last
+    start, step = f["moe_layer_start_index"], f["moe_layer_interval"]
+    return (layer + 1) % step == 0 and start <= layer <= last

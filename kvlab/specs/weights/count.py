@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.specs.weights.families import FAMILIES, PUBLISHED, Family, lm_head
-from kvlab.specs.weights.reader import Reader, text_part
+from kvlab.specs.weights.reader import Reader, reader_of
 from kvlab.specs.weights.result import WeightCount
 
 _ENCODERS = ("vision_config", "audio_config", "projector_config", "visual", "mm_vision_tower")
@@ -19,7 +19,7 @@ def count(config: dict[str, Any]) -> WeightCount:
     Raises:
         ValueError: an unknown model_type, or a field the count needs and neither the config nor the class gives.
     """
-    f = text_part(config)
+    f = reader_of(config)
     family = FAMILIES.get(f.family)
     if family is None:
         raise ValueError(f"parameter count of model_type {f.config['model_type']}: not known")

@@ -11,9 +11,22 @@ from dataclasses import dataclass
 
 from kvlab.specs.weights import hybrids, special, states
 from kvlab.specs.weights.blocks import (
-    Fact, Ffn, FfnRule, Mixer, after_first_dense, attention, linear, mla, mla_with_index, mlp, mlp_size, moe,
+    Fact,
+    Ffn,
+    FfnRule,
+    Mixer,
+    after_dense_layers,
+    after_first_dense,
+    attention,
+    ernie_routes,
+    linear,
+    mla,
+    mla_with_index,
+    mlp,
+    mlp_size,
+    moe,
     sparse_step,
-)  # fmt: skip
+)
 from kvlab.specs.weights.reader import Reader
 
 
@@ -78,8 +91,8 @@ _PER_LAYER = {"norms": 4, "tables": special.per_layer_table}
 
 FAMILIES: dict[str, Family] = {
     # dense, one gain per norm
-    "llama": _LLAMA, "granite": _LLAMA, "helium": _LLAMA, "smollm3": _LLAMA, "exaone": _LLAMA,
-    "mistral": _PLAIN, "ministral": _PLAIN, "ministral3": _PLAIN, "phi3": _PLAIN,
+    "llama": _LLAMA, "granite": _LLAMA, "helium": _LLAMA, "smollm3": _LLAMA, "exaone": _LLAMA, "internlm3": _LLAMA,
+    "mistral": _PLAIN, "ministral": _PLAIN, "ministral3": _PLAIN, "phi3": _PLAIN, "phi4_multimodal": _PLAIN,
     "arcee": Family(attention("attention_bias"), mlp(gated=False, bias="mlp_bias")),
     "qwen2": _QWEN2, "qwen2_vl": _QWEN2,
     "qwen3": Family(_HEAD_NORM, mlp()), "qwen3_vl": Family(_HEAD_NORM, mlp()),
@@ -93,6 +106,8 @@ FAMILIES: dict[str, Family] = {
     "exaone4": Family(attention(qk_norm="head"), mlp()),
     "glm": Family(attention("attention_bias", out_bias=False), mlp()),
     "glm4": Family(attention("attention_bias", out_bias=False), mlp(), norms=4),
+    "glm4v": Family(attention(True, out_bias=False), mlp(), norms=4),
+    "apertus": Family(_HEAD_NORM, special.apertus_ffn),
     "cohere": Family(attention("attention_bias", qk_norm="width", qk_norm_if="use_qk_norm"), mlp(), norms=1),
     "cohere2": Family(attention("attention_bias"), mlp(), norms=1),
     "mpt": Family(attention(), mlp(gated=False)),
@@ -106,6 +121,7 @@ FAMILIES: dict[str, Family] = {
     "phi": Family(
         attention(True, True, "head+bias", "qk_layernorm"), mlp(False, True), norms=1, norm_width=2, head_bias=True
     ),
+    "persimmon": Family(attention(True, True, "head+bias", "qk_layernorm"), mlp(False, True), norm_width=2),
     "gpt2": Family(attention(True), mlp(False, True), norm_width=2, tables=_positions()),
     "gpt_bigcode": Family(special.gpt_bigcode_mixer, mlp(False, True), norm_width=2, tables=_positions()),
     "gptj": _GPTJ, "codegen": _GPTJ,
@@ -131,6 +147,11 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": Family(
         attention("attention_bias", False, "head", "use_qk_norm"), moe(after_first_dense, shared="count")
     ),
+    "glm4v_moe": Family(attention("attention_bias", False), moe(after_first_dense, shared="count")),
+    "ernie4_5_moe": Family(
+        attention("use_bias"), moe(ernie_routes, shared="count", router_bias=True, mlp_bias="use_bias")
+    ),
+    "afmoe": Family(special.afmoe_mixer, moe(after_dense_layers, shared="count", router_bias=True), norms=4),
     "granitemoe": Family(attention("attention_bias"), moe(width="intermediate_size")),
     "granitemoeshared": Family(attention("attention_bias"), moe(width="intermediate_size", shared="width")),
     "llama4": Family(attention("attention_bias"), hybrids.llama4_ffn),
@@ -166,23 +187,29 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": Family(_DELTA, moe(shared="gated")),
     "kimi_linear": Family(hybrids.kimi_linear_mixer, moe(after_first_dense, shared="count")),
     "lfm2": Family(hybrids.lfm2_mixer, hybrids.lfm2_ffn),
-    "lfm2_moe": Family(hybrids.lfm2_mixer, hybrids.lfm2_dense_first(moe())),
+    "lfm2_moe": Family(hybrids.lfm2_mixer, moe(after_dense_layers)),
     "minimax": Family(
         hybrids.alternating(states.lightning, attention(), default=[True, False]), moe(width="intermediate_size")
+    ),
+    "recurrent_gemma": Family(hybrids.recurrent_gemma_mixer, hybrids.recurrent_gemma_ffn),
+    # one more LayerNorm stands before the first layer
+    "rwkv": Family(
+        states.rwkv_time_mix, states.rwkv_channel_mix, norm_width=2, outside=lambda f: 2 * f["hidden_size"]
     ),
     # inputs of their own for every layer
     "gemma3n": Family(special.gemma3n_mixer, special.gemma3n_ffn, outside=special.gemma3n_outside, **_PER_LAYER),
     "gemma4": Family(special.gemma4_mixer, special.gemma4_ffn, outside=special.per_layer_outside, **_PER_LAYER),
     # published structure, not in transformers
     "baichuan": _PLAIN, "xverse": _PLAIN,
+    "internlm2": Family(attention("bias"), mlp()),
     "qwen": Family(attention(True, out_bias=False), _qwen1_ffn),
     "chatglm": Family(attention("add_qkv_bias", "add_bias_linear"), mlp(bias="add_bias_linear")),
     "phi3small": Family(attention(True), _phi3small_ffn, norm_width=2),
     "nemotron-nas": Family(hybrids.decilm_mixer, hybrids.decilm_ffn, layer_norms=hybrids.decilm_norms),
 }  # fmt: skip
 
-# families whose structure comes from published code, and what else would be a different model under the same name
-PUBLISHED = ("baichuan", "xverse", "qwen", "chatglm", "phi3small", "nemotron-nas")
+# families whose structure comes from published code
+PUBLISHED = ("internlm2", "baichuan", "xverse", "qwen", "chatglm", "phi3small", "nemotron-nas")
 
 
 def lm_head(f: Reader, family: Family, width: int) -> tuple[int, int]:

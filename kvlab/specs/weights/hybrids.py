@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlab.specs.weights import states
-from kvlab.specs.weights.blocks import Ffn, FfnRule, Mixer, attention, ffn_width, linear, mla, mlp_size
+from kvlab.specs.weights.blocks import Ffn, Mixer, attention, ffn_width, linear, mla, mlp_size
 from kvlab.specs.weights.reader import Reader
 
 _ATTENTION = ("attention", "full_attention", "sliding_attention", 1)
@@ -71,10 +71,8 @@ def kimi_linear_mixer(f: Reader, layer: int) -> int:
 def lfm2_mixer(f: Reader, layer: int) -> int:
     """Attention where layer_types or full_attn_idxs say, gated short convolutions elsewhere."""
     types, full = f.layer_types(), f.get("full_attn_idxs")
-    if types is not None:
-        is_attention = types[layer] == "full_attention"
-    else:
-        is_attention = full is None or layer in full
+    listed = full is None or layer in full
+    is_attention = types[layer] == "full_attention" if types is not None else listed
     return (attention(qk_norm="head") if is_attention else states.short_conv)(f, layer)
 
 
@@ -87,13 +85,16 @@ def lfm2_ffn(f: Reader, layer: int) -> Ffn:
     return Ffn(mlp_size(f, width))
 
 
-def lfm2_dense_first(routed: FfnRule) -> FfnRule:
-    """LFM2-MoE: `num_dense_layers` plain gated networks, experts with a router after them."""
+def recurrent_gemma_mixer(f: Reader, layer: int) -> int:
+    """block_types in turn: attention with a biased output, or a gated linear recurrence."""
+    kinds = f.get("block_types") or ("recurrent", "recurrent", "attention")
+    is_attention = kinds[layer % len(kinds)] == "attention"
+    return (attention("attention_bias", out_bias=True) if is_attention else states.rg_lru)(f, layer)
 
-    def count(f: Reader, layer: int) -> Ffn:
-        return Ffn(mlp_size(f, f["intermediate_size"])) if layer < f["num_dense_layers"] else routed(f, layer)
 
-    return count
+def recurrent_gemma_ffn(f: Reader, layer: int) -> Ffn:
+    """A gated network; intermediate_size counts gate and up together."""
+    return Ffn(mlp_size(f, f["intermediate_size"] // 2, bias=True))
 
 
 def llama4_ffn(f: Reader, layer: int) -> Ffn:
@@ -119,7 +120,7 @@ _NEMOTRON_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 def nemotron_h_kind(f: Reader, layer: int) -> str:
-    """"mamba", "attention", "mlp" or "moe": a layer here is one of them, not a mixer and a feed-forward part."""
+    """One of mamba, attention, mlp and moe: a layer here is one of them, not a mixer and a feed-forward part."""
     types = f.layer_types()
     if types is None:
         types = [_NEMOTRON_LETTERS.get(letter, letter) for letter in f["hybrid_override_pattern"]]

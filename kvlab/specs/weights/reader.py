@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from kvlab.specs.families.multimodal import text_part
 from kvlab.specs.weights.class_defaults import DEFAULTS
 
 # the name used here -> the other names published files use for the same fact
@@ -17,9 +19,9 @@ ALIASES = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "ff_intermediate_size", "block_ff_dim"),
     "head_dim": ("kv_channels",),
     "tie_word_embeddings": ("tie_embedding",),
-    "num_experts": ("num_local_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "top_k_experts"),
-    "n_shared_experts": ("num_shared_experts",),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
     "n_groups": ("mamba_n_groups", "mamba_ngroups"),
     "state_size": ("mamba_d_state", "ssm_state_size"),
     "conv_kernel": ("mamba_d_conv", "conv_L_cache"),
@@ -31,13 +33,11 @@ ALIASES = {
     "time_step_rank": ("mamba_dt_rank",),
     "layer_types": ("layers_block_type", "attn_type_list"),
 }
-# wrappers and renames whose text part is another family
+# families with the structure of another
 SAME_AS = {
-    "kimi_k2": "deepseek_v3", "llava": "llama", "llava_next": "llama", "mistral3": "mistral",
-    "deepseek_vl_v2": "deepseek_v2", "qwen2_5_vl": "qwen2_vl", "minimax_m1": "minimax", "minimax_text_01": "minimax",
-    "minimax_m1_text": "minimax", "kimi_k25": "deepseek_v3",
+    "kimi_k2": "deepseek_v3", "qwen2_5_vl": "qwen2_vl", "minimax_m1": "minimax", "minimax_text_01": "minimax",
+    "phi4mm": "phi4_multimodal",
 }  # fmt: skip
-_TEXT_KEYS = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
 class Reader:
@@ -96,25 +96,18 @@ class Reader:
         return self.get("layer_types")
 
 
-def text_part(config: dict[str, Any]) -> Reader:
+def reader_of(config: Mapping[str, Any]) -> Reader:
     """A reader of the text model in `config`, which may wrap it.
 
     Raises:
-        ValueError: no model_type.
+        ValueError: no model_type, or a wrapper without a text part.
     """
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str):
-        raise ValueError(f"model_type {model_type!r}: must be a string in the config")
-    inner = next((config[key] for key in _TEXT_KEYS if isinstance(config.get(key), dict)), None)
-    if inner is None:
-        return Reader(config, family_of(model_type), wrapped=False)
-    if any(isinstance(inner.get(key), dict) for key in _TEXT_KEYS):
-        return text_part({"model_type": model_type, **inner})
-    text = {"model_type": model_type, **inner}
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError(f"model_type {config.get('model_type')!r}: must be a string in the config")
+    text, model_type = text_part(config)
     # a wrapper's own word on tying counts where its text part is silent
-    if "tie_word_embeddings" in config:
-        text.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
-    return Reader(text, family_of(text["model_type"]), wrapped=True)
+    outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    return Reader({**outer, **text, "model_type": model_type}, family_of(model_type), wrapped=text is not config)
 
 
 def family_of(model_type: str) -> str:

@@ -24,10 +24,8 @@ def falcon_mixer(f: Reader, layer: int) -> int:
     """Fused q, k, v: num_kv_heads groups in the new architecture, one group with multi_query, else one per head."""
     hidden, heads, bias = f["hidden_size"], f["num_attention_heads"], f.flag("bias")
     dim = hidden // heads
-    if f.flag("new_decoder_architecture"):
-        kv = f.kv_heads()
-    else:
-        kv = 1 if f.flag("multi_query") else heads
+    grouped = f.flag("new_decoder_architecture")
+    kv = f.kv_heads() if grouped else 1 if f.flag("multi_query") else heads
     return linear(hidden, (heads + 2 * kv) * dim, bias) + linear(hidden, hidden, bias)
 
 
@@ -38,6 +36,17 @@ def falcon_norms(f: Reader, layer: int) -> int:
     stated = f.get("num_ln_in_parallel_attn")
     norms = (stated or (2 if new else 1)) if parallel else 2
     return 2 * f["hidden_size"] * norms
+
+
+def afmoe_mixer(f: Reader, layer: int) -> int:
+    """Attention with QK norms, its output gated by a projection of its own."""
+    gate = linear(f["hidden_size"], f["num_attention_heads"] * f.head_dim())
+    return attention("attention_bias", qk_norm="head")(f, layer) + gate
+
+
+def apertus_ffn(f: Reader, layer: int) -> Ffn:
+    """An ungated network whose activation has two learned numbers."""
+    return Ffn(mlp_size(f, f["intermediate_size"], gated=False) + 2)
 
 
 def gpt_bigcode_mixer(f: Reader, layer: int) -> int:
@@ -136,7 +145,7 @@ def gemma4_ffn(f: Reader, layer: int) -> Ffn:
 def _zamba2_uses(f: Reader) -> int:
     types = f.layer_types()
     if types is None:
-        types = (["m"] + (["m"] * 5 + ["hybrid"]) * 7 + ["m"] * 4 + ["hybrid"] + ["m"] * 3 + ["hybrid"] + ["m"] * 2)
+        types = ["m"] + (["m"] * 5 + ["hybrid"]) * 7 + ["m"] * 4 + ["hybrid"] + ["m"] * 3 + ["hybrid"] + ["m"] * 2
     return sum(kind == "hybrid" for kind in types[: f["num_hidden_layers"]])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kvlab.specs.weights.blocks import Mixer, linear
+from kvlab.specs.weights.blocks import Ffn, Mixer, ffn_width, linear, mlp_size
 from kvlab.specs.weights.reader import Reader
 
 
@@ -92,3 +92,23 @@ def lightning(f: Reader, layer: int) -> int:
     """Lightning attention (MiniMax-01): q, k, v of every head, an output gate, a norm over the whole width."""
     hidden, width = f["hidden_size"], f["num_attention_heads"] * f.head_dim()
     return linear(hidden, 3 * width) + linear(hidden, width) + linear(width, hidden) + width
+
+
+def rg_lru(f: Reader, layer: int) -> int:
+    """The gated linear recurrent unit of RecurrentGemma: block-diagonal gates, one block per head."""
+    hidden, width, heads = f["hidden_size"], f.get("lru_width") or f["hidden_size"], f["num_attention_heads"]
+    gates = 2 * (width * width // heads + width)
+    n = 2 * linear(hidden, width, bias=True) + linear(width, hidden, bias=True)
+    return n + conv(width, f["conv1d_width"], bias=True) + width + gates
+
+
+def rwkv_time_mix(f: Reader, layer: int) -> int:
+    """RWKV-4: key, value, receptance, output; decay and bonus per channel; three mixing vectors."""
+    hidden, width = f["hidden_size"], f.get("attention_hidden_size") or f["hidden_size"]
+    return 3 * linear(hidden, width) + linear(width, hidden) + 2 * width + 3 * hidden
+
+
+def rwkv_channel_mix(f: Reader, layer: int) -> Ffn:
+    """RWKV-4's network: key, value and a gate of the hidden size, two mixing vectors."""
+    hidden = f["hidden_size"]
+    return Ffn(mlp_size(f, ffn_width(f), gated=False) + linear(hidden, hidden) + 2 * hidden)
