@@ -19,16 +19,29 @@ def all_latent(f: Fields) -> list[Parts]:
 
 
 def all_latent_indexed(f: Fields) -> list[Parts]:
-    """MLA with index keys in the layers whose indexer_types is "full" (all when the list is absent).
+    """MLA, with index keys in the layers whose indexer is "full"; a "shared" one reads the last full layer's choice.
 
     Raises:
         ValueError: indexer_types has another length than num_hidden_layers.
     """
-    kinds = f.listed("indexer_types") or ["full"] * f.num_layers
+    kinds = f.listed("indexer_types") or _indexer_types(f)
     if len(kinds) != f.num_layers:
         raise ValueError(f"{f.model_type} config: indexer_types has {len(kinds)} entries, must be {f.num_layers}")
     indexed = (*latent(f), IndexKeys(f.need("index_head_dim"), f.formats.kv))
     return [indexed if kind == "full" else latent(f) for kind in kinds]
+
+
+def _indexer_types(f: Fields) -> list[str]:
+    """The schedule when it is not spelled out: letters F and S, or one full layer in index_topk_freq.
+
+    Source: transformers 5.24 GlmMoeDsaConfig.
+    """
+    pattern = f.get("index_topk_pattern")
+    if pattern is not None:
+        return [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
+    period, offset = max(f.get("index_topk_freq") or 1, 1), f.get("index_skip_topk_offset")
+    offset = 2 if offset is None else offset
+    return ["full" if max(i - offset + 1, 0) % period == 0 else "shared" for i in range(f.num_layers)]
 
 
 def deepseek_v4(f: Fields) -> list[Parts]:
