@@ -113,3 +113,27 @@ def sharding_lines(model: ModelSpec, tp: int) -> list[str]:
         else:
             lines.append(f"  {NAMES[part.kind]}: {rank.fixed_bytes:,} of {part.fixed_bytes:,} bytes per layer")
     return list(dict.fromkeys(lines))
+
+
+def sequence_lines(model: ModelSpec, tokens: int) -> list[str]:
+    """For each kind of part: bytes per token x the tokens it holds of a sequence of `tokens`, and the product."""
+    terms = []
+    for part, count in part_counts(model):
+        if part.kind == "buffer":
+            continue
+        value = count * part.bytes_at(tokens)
+        if part.kind in ("recurrent", "cross"):
+            terms.append((NAMES[part.kind], "fixed", value))
+        else:
+            terms.append((NAMES[part.kind], f"{count * part.entry_bytes:,} x {_held_text(part, tokens)}", value))
+    label, text = (max((len(t[i]) for t in terms), default=0) for i in (0, 1))
+    if label + text > 52:
+        return [line for t in terms for line in (f"  {t[0]}: {t[1]}", f"    = {t[2]:,} bytes")]
+    return [f"  {name:<{label}}  {factors:<{text}}  = {value:,}" for name, factors, value in terms]
+
+
+def _held_text(part: CacheSpec, tokens: int) -> str:
+    rule = part.retention
+    if rule.rule in ("window", "chunk"):
+        return f"min({tokens:,}, {rule.size + rule.sinks:,})"
+    return f"floor({tokens:,} / {rule.size})" if rule.rule == "stride" else f"{tokens:,}"

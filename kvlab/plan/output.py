@@ -197,10 +197,14 @@ def assumptions(plan: Plan) -> list[str]:
         rows.append(f"the model was made for {model.max_position:,} positions; {plan.context:,} is beyond them")
     if any(p.kind == "index" for _, p in model.parts()):
         rows.append("sparse attention is timed as if it read every entry of the cache")
+    if o.pp > 1:
+        rows.append("pipeline stages work one after another on a token: they add room, not speed for one sequence")
     if o.cp > 1:
         rows.append("context parallel ranks split what keeps every token and hold windows, states and weights whole")
     if any(p.kind == "cross" for _, p in model.parts()):
         rows.append(f"cross-attention layers hold {o.image_tokens:,} image tokens; the image encoder is apart")
+    if plan.weights and plan.weights.reread:
+        rows.append("weights that several layers share are read once for each of them")
     if gpu.note:
         rows.append(f"{gpu.name}: {gpu.note}")
     rows += model.notes
@@ -219,7 +223,8 @@ def _weight_words(plan: Plan) -> str:
     if plan.weights is None:
         return "weights unknown, counted as 0 bytes"
     o = plan.options
-    return f"weights in {o.weight_dtype}, split evenly over {o.tp * o.pp} GPU" + ("s" if o.tp * o.pp > 1 else "")
+    shares = o.tp * o.pp
+    return f"weights in {o.weight_dtype}" + (f", split evenly over {shares} GPUs" if shares > 1 else "")
 
 
 __all__ = ["assumptions", "layer_kinds", "plan_json", "timing"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from kvlab.plan.derivation import kind_counts, sharding_lines, state_lines, token_lines
+from kvlab.plan.derivation import kind_counts, sequence_lines, sharding_lines, state_lines, token_lines
 from kvlab.plan.output import assumptions
 from kvlab.plan.plan import Plan, bytes_per_token_at, two_parameter_fit
 from kvlab.plan.policies import POLICIES, ideal_bytes
@@ -22,7 +22,7 @@ def explain(plan: Plan) -> str:
     parts = [_title(plan), _one_token(plan), _one_sequence(plan), _per_gpu(plan), _fits(plan), _speed(plan), _mix(plan)]
     blocks = ["\n".join(lines) for lines in parts if lines]
     blocks.append("\n".join(["Assumptions", *(_wrapped(f"- {row}", "  ", "    ") for row in assumptions(plan))]))
-    return "\n\n".join(blocks)
+    return "\n".join(_fitted(line) for line in "\n\n".join(blocks).splitlines())
 
 
 def exact(n_bytes: int | float) -> str:
@@ -42,6 +42,11 @@ def tokens_text(tokens: int) -> str:
 def _wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False,
                          break_on_hyphens=False)  # fmt: skip
+
+
+def _fitted(line: str) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return line if len(line) <= WIDTH else _wrapped(line.strip(), indent, indent + "  ")
 
 
 def _title(plan: Plan) -> list[str]:
@@ -71,11 +76,13 @@ def _one_sequence(plan: Plan) -> list[str]:
     model, n, sequence = plan.model, plan.context, plan.sequence()
     lines = [f"2. One sequence of {tokens_text(n)}"]
     ideal = ideal_bytes(model, n)
-    fit = two_parameter_fit(model)
-    if n >= fit["exact_from_tokens"] and ideal == fit["fixed_bytes"] + fit["bytes_per_token"] * n:
-        fixed = f"{fit['fixed_bytes']:,} + " if fit["fixed_bytes"] else ""
-        lines.append(f"  {fixed}{fit['bytes_per_token']:,} x {n:,}")
+    lines += sequence_lines(model, n)
     lines.append(f"  = {exact(ideal)}, {gb(ideal)}")
+    if model.bytes_per_token != model.bytes_per_token_short or model.state_bytes:
+        fit = two_parameter_fit(model)
+        start = int(fit["exact_from_tokens"])
+        text = f"In two numbers: {fit['fixed_bytes']:,} bytes per request and {fit['bytes_per_token']:,} per token"
+        lines.append(_wrapped(text + (f", exact from {tokens_text(start)} on" if start > 1 else "")))
     if model.buffer_bytes:
         lines.append(f"  and {exact(model.buffer_bytes)} of open compression buffers")
     if sequence.policy != "ideal":
@@ -173,11 +180,9 @@ def _speed(plan: Plan) -> list[str]:
     if step.compute_s is None:
         lines.append(f"  A prompt of {prompt:,}: not timed, no arithmetic rate is published for this GPU")
     else:
-        lines.append(
-            f"  A prompt of {prompt:,}: {step.operations:.3g} operations per GPU in {_ms(step.seconds)}, "
-            f"bound by {_bound(step)}"
-        )
-    return [_wrapped(line.strip(), line[: len(line) - len(line.lstrip())], "    ") for line in lines]
+        operations = f"{step.operations / 1e12:,.1f} x 10^12 operations per GPU"
+        lines.append(f"  A prompt of {prompt:,}: {operations} in {_ms(step.seconds)}, bound by {_bound(step)}")
+    return lines
 
 
 def _decode_lines(plan: Plan, step: StepTime, batch: int) -> Iterator[str]:
