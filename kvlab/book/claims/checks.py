@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from kvlab.plan.hardware import get_gpu
 from kvlab.specs.families import from_config
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.resolve import resolve
@@ -143,6 +144,13 @@ def active_parameters(model: str) -> Value:
 def weights_bytes(model: str, bytes_per_parameter: int = 2) -> Value:
     """Bytes of the weights at a whole number of bytes per parameter."""
     number = count(resolve(model).config).total * bytes_per_parameter
+    return Value(number, f"{number:,} B = {gb(number)} = {gib(number)}")
+
+
+@check
+def gpu_memory(gpu: str) -> Value:
+    """Bytes of memory of one GPU, as the driver reports them where that is known."""
+    number = get_gpu(gpu).memory_bytes
     return Value(number, f"{number:,} B = {gb(number)} = {gib(number)}")
 
 
