@@ -24,7 +24,7 @@ def kinds(config: dict, **options: object) -> list[str]:
         ({"model_type": "lama"}, "'lama': not a known architecture"),
         ({"model_type": "lama"}, "close: llama"),
         ({"model_type": "t5"}, "which layers keep windows or states"),
-        ({"model_type": "llama", "hidden_size": 64}, "llama config: missing num_hidden_layers"),
+        ({"model_type": "opt", "hidden_size": 64, "num_attention_heads": 8}, "opt config: missing num_hidden_layers"),
         ({"model_type": "qwen3", **TINY}, "missing num_key_value_heads"),
         ({"model_type": "llama", **TINY, "num_hidden_layers": "4"}, "is '4', must be a positive integer"),
         ({"model_type": "llama", **TINY, "num_key_value_heads": 0}, "num_key_value_heads is 0"),
@@ -53,6 +53,8 @@ def test_refused(config: dict, words: str) -> None:
 def test_unknown_format_and_negative_image_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="dtype 'fp3'"):
         from_config({"model_type": "opt", **TINY}, kv_format="fp3")
+    with pytest.raises(ValueError, match="dtype 'int8': states are kept in a plain type"):
+        from_config({"model_type": "opt", **TINY}, state_format="int8")
     with pytest.raises(ValueError, match="image_tokens -1"):
         from_config({"model_type": "opt", **TINY}, image_tokens=-1)
 

@@ -38,14 +38,19 @@ def from_config(
         image_tokens: tokens of an image encoder, for models with cross attention.
 
     Raises:
-        ValueError: no or unknown model_type, a missing or impossible field, an unknown format.
+        ValueError: no or unknown model_type, a missing or impossible field, an unknown format, a format with scales
+            for states.
     """
     if not isinstance(config, Mapping) or not config.get("model_type"):
         raise ValueError("config: missing model_type")
     if image_tokens < 0:
         raise ValueError(f"image_tokens {image_tokens}: must not be negative")
+    formats = Formats(*map(get_format, (kv_format, state_format, conv_format)))
+    for fmt in (formats.state, formats.conv):
+        if fmt.scale_bytes:
+            raise ValueError(f"dtype {fmt.name!r}: states are kept in a plain type, such as fp32 or bf16")
     text, text_type = text_part(config)
-    fields = fields_of(text, text_type, Formats(*map(get_format, (kv_format, state_format, conv_format))), image_tokens)
+    fields = fields_of(text, text_type, formats, image_tokens)
     layers = FAMILIES[text_type].layers(fields)
     vocab_size = fields.get("vocab_size") or text.get("vocab_size") or config.get("vocab_size") or 0
     return ModelSpec(

@@ -46,8 +46,8 @@ _add(
     dense.all_full, num_key_value_heads=None,
 )  # fmt: skip
 _add("exaone glm4_moe phi3small stablelm", dense.all_full, _LAYERS)
-_add("ernie4_5 glm glm4 glm4v_text internlm3 minimax_m2 seed_oss", dense.all_full, head_dim=128)
-_add("ernie4_5_moe glm4v_moe_text", dense.all_full)
+_add("ernie4_5 glm glm4 internlm3 minimax_m2 seed_oss", dense.all_full, head_dim=128)
+_add("ernie4_5_moe glm4v_text glm4v_moe_text", dense.all_full)
 _add("baichuan gpt_neox internlm opt persimmon xverse", dense.multi_head)
 _add("gemma", dense.all_full, head_dim=256, num_key_value_heads=16, vocab_size=256000)
 _add("qwen", dense.multi_head, {"head_dim": "kv_channels"})
@@ -175,5 +175,5 @@ _add("lfm2 lfm2_moe", recurrent.lfm2, conv_L_cache=3)
 _add("minimax minimax_m1 minimax_text_01", recurrent.minimax)
 _add(
     "recurrent_gemma", recurrent.recurrent_gemma, {"sliding_window": "attention_window_size"},
-    conv1d_width=4, sliding_window=2048, num_key_value_heads=1, block_types=["recurrent", "recurrent", "attention"],
+    conv1d_width=4, sliding_window=2048, num_key_value_heads=None, block_types=["recurrent", "recurrent", "attention"],
 )  # fmt: skip
