@@ -51,7 +51,7 @@ class Decoder:
         self.dtype, self.device = dtype, torch.device(device)
         self.weights = Weights(config, dtype, self.device)
         self.layer_groups = config.layer_groups
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(self.device)
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim, dtype).to(self.device)
         self._qkv = [_qkv_weights(config, layer) for layer in self.weights.layers]
         self._mlp = [_mlp_weights(config, layer) for layer in self.weights.layers]
 

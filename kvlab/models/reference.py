@@ -19,7 +19,8 @@ from kvlab.models.rope import inverse_frequencies, rope_tables, rotate
 def reference_forward(config: ModelConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     """Logits [T, vocab] of the sequence `ids` [T], alone and from its start, in the dtype of `weights`."""
     hidden = weights["model.embed_tokens.weight"][ids]
-    cos, sin = rope_tables(torch.arange(len(ids)), inverse_frequencies(config.rope, config.head_dim), hidden.dtype)
+    frequencies = inverse_frequencies(config.rope, config.head_dim, hidden.dtype)
+    cos, sin = rope_tables(torch.arange(len(ids)), frequencies, hidden.dtype)
     for i in range(config.num_layers):
         layer = _Layer(weights, f"model.layers.{i}.")
         normed = _norm(hidden, layer["input_layernorm.weight"], config)

@@ -10,13 +10,14 @@ from torch import Tensor
 from kvlab.models.config import RopeConfig
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each of the head_dim / 2 pairs, float32.
+def inverse_frequencies(rope: RopeConfig, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Radians per position of each of the head_dim / 2 pairs, float32 (float64 for a float64 model).
 
     Source: transformers 5.24.0 modeling_rope_utils.py, `_compute_linear_scaling_rope_parameters` and
     `_compute_llama3_parameters`; the same steps in float32, so that angles agree to the last bit.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    wide = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(wide) / head_dim
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return frequencies / rope.factor
@@ -44,9 +45,9 @@ def rope_tables(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> t
 
     Args:
         positions: int64 [T].
-        frequencies: float32 [head_dim / 2]; angles are computed in float32 whatever `dtype` is.
+        frequencies: [head_dim / 2], of `inverse_frequencies`; angles are computed in their dtype.
     """
-    angles = positions[:, None].to(torch.float32) * frequencies
+    angles = positions[:, None].to(frequencies.dtype) * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 

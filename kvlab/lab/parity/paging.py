@@ -30,10 +30,9 @@ class PagedSequences:
         self.model, self.block_size = model, block_size
         self.lengths = [0] * num_seqs
         self._groups = group_parts(model.spec, block_size)
-        self._tables = [
-            _shuffled_tables(num_seqs, cdiv(max_len, block_size), seed + i) for i in range(len(self._groups))
-        ]
-        self._views = self._pool(1 + num_seqs * cdiv(max_len, block_size))
+        width = cdiv(max_len, block_size)
+        self._tables = [_shuffled_tables(num_seqs, width, seed + i) for i in range(len(self._groups))]
+        self._views = self._pool(1 + num_seqs * width)
 
     def _pool(self, num_pages: int) -> list[PageViews]:
         views: dict[int, PageViews] = {}
