@@ -140,7 +140,8 @@ CASES: dict[str, list[dict]] = {
     "deepseek_v32": [{**DEEPSEEK, **INDEX}],
     "glm_moe_dsa": [{**DEEPSEEK, **INDEX}, {**DEEPSEEK, **INDEX, "index_topk_freq": 2},
                     {**DEEPSEEK, **INDEX, "index_topk_pattern": "FSSFS"}],
-    "glm4_moe_lite": [{**DEEPSEEK, "first_k_dense_replace": 1}], "minicpm3": [{k: v for k, v in DEEPSEEK.items() if "_dim" in k or "rank" in k}],
+    "glm4_moe_lite": [{**DEEPSEEK, "first_k_dense_replace": 1}],
+    "minicpm3": [{k: v for k, v in DEEPSEEK.items() if "_dim" in k or "rank" in k}],
     "deepseek_v4": [{**V4, "compress_ratios": [0, 4, 128, 4, 128]}, V4],
     "mamba": [{"state_size": 10, "conv_kernel": 3, "expand": 2, "intermediate_size": None, "use_bias": True}],
     "falcon_mamba": [{"state_size": 10, "conv_kernel": 3, "expand": 2}],
@@ -233,7 +234,7 @@ def shared_configs() -> list[Path]:
     return sorted(SHARED.glob("*__*.json"))
 
 
-# the last of these names: transformers has no such class
+# transformers has no such class
 NO_CLASS = ("minimax_m1", "qwen", "chatglm", "baichuan", "deepseek_vl_v2", "phi3small", "nemotron-nas", "xverse")
 
 

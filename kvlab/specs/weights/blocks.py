@@ -165,7 +165,9 @@ def after_first_dense(f: Reader, layer: int) -> bool:
 
 def sparse_step(f: Reader, layer: int) -> bool:
     """Qwen: every `decoder_sparse_step`-th layer routes, except those of mlp_only_layers."""
-    return layer not in (f.get("mlp_only_layers") or ()) and (layer + 1) % (f.get("decoder_sparse_step") or 1) == 0
+    # read past the class defaults: 1 in all of them, and no shape a note should speak of
+    step = f.config.get("decoder_sparse_step") or 1
+    return layer not in (f.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
 
 
 def after_dense_layers(f: Reader, layer: int) -> bool:

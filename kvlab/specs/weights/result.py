@@ -41,7 +41,7 @@ class WeightCount:
 
     @property
     def active(self) -> int:
-        """Parameters one token uses, as model cards count them: `shared` plus its experts."""
+        """Parameters one token uses: `shared` plus its experts. Some model cards leave the token tables out."""
         return self.shared + self.per_expert * self.experts_per_token * self.moe_layers
 
     @property
@@ -56,7 +56,8 @@ class WeightCount:
             ValueError: batch under 1.
         """
         distinct = expected_distinct_experts(self.num_experts, self.experts_per_token, batch)
-        return self.read_always + batch * self.embedding_row + self.moe_layers * self.per_expert * distinct
+        rows = min(batch * self.embedding_row, self.embedding)
+        return self.read_always + rows + self.moe_layers * self.per_expert * distinct
 
 
 def expected_distinct_experts(num_experts: int, experts_per_token: int, batch: int) -> float:
