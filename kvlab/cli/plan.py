@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan; 0, or raises ValueError with the reason it cannot be made."""
+    from kvlab.plan.options import OPTIONS
     from kvlab.plan.plan import make_plan
 
-    given = {k: v for k, v in vars(args).items() if k not in ("target", "json", "command", "run")}
-    plan = make_plan(args.target, **given)
+    plan = make_plan(args.target, **{name: getattr(args, name) for name in OPTIONS})
     text = json.dumps(plan.to_json(), indent=1, allow_nan=False) if args.json else plan.explain()
     sys.stdout.write(text + "\n")
     return 0

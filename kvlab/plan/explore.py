@@ -151,11 +151,10 @@ def _latent(config: dict[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> int:
-    least = 0 if name == "rope_dim" else 1
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         raise ValueError(f"{name} {value!r}: must be a whole number")
-    if not least <= value <= LIMITS[name]:
-        raise ValueError(f"{name} {value!r}: must be at least {least} and at most {LIMITS[name]:,}")
+    if not 1 <= value <= LIMITS[name]:
+        raise ValueError(f"{name} {value!r}: must be at least 1 and at most {LIMITS[name]:,}")
     return int(value)
 
 

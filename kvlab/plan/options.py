@@ -70,6 +70,7 @@ class PlanOptions:
         return get_format(self.weight_dtype)
 
 
+OPTIONS = tuple(f.name for f in fields(PlanOptions))
 _TOKENS = ("context", "prompt", "output", "max_batched_tokens")
 _COUNTS = ("batch", "tp", "pp", "cp", "block_size")
 _FORMATS = ("kv_dtype", "weight_dtype", "state_dtype", "conv_dtype")
@@ -81,9 +82,8 @@ def plan_options(given: dict[str, Any]) -> PlanOptions:
     Raises:
         ValueError: names the option, its value and the rule it breaks.
     """
-    known = {f.name for f in fields(PlanOptions)}
-    if unknown := sorted(set(given) - known):
-        raise ValueError(f"option {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
+    if unknown := sorted(set(given) - set(OPTIONS)):
+        raise ValueError(f"option {unknown[0]!r}: must be one of {', '.join(OPTIONS)}")
     values = {name: _checked(name, value) for name, value in given.items() if value is not None}
     prompt, output = values.get("prompt"), values.get("output")
     if (prompt is None) != (output is None):

@@ -18,6 +18,7 @@ from kvlab.plan.policies import (
     POLICIES,
     PolicySettings,
     SequenceBytes,
+    bytes_function,
     default_block_size,
     ideal_bytes,
     sequence_bytes,
@@ -97,10 +98,11 @@ class Plan:
     def longest_context(self) -> int | None:
         """The longest context at which `batch` sequences fit; 0 when none does, None when any length fits."""
         settings, batch = self.settings(self.options.policy), self.options.batch
+        # the pool's own pages do not depend on the length
+        stages = [(bytes_function(s, settings), sequence_bytes(s, 1, settings).pool_overhead) for s in self.stages]
 
         def fullest(tokens: int) -> int:
-            found = (sequence_bytes(stage, tokens, settings) for stage in self.stages)
-            return max(s.total * batch + s.pool_overhead for s in found)
+            return max(one(tokens) * batch + overhead for one, overhead in stages)
 
         longest = tokens_that_fit(fullest, self.memory.free_bytes)
         return None if longest >= TOKEN_LIMIT else longest

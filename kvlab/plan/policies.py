@@ -10,7 +10,9 @@ Every figure is an exact integer, and useful + page_tail + padding + reserve is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvlab.specs.layout import Group, group_parts
@@ -174,15 +176,8 @@ def default_block_size(model: ModelSpec, block_size: int = 16) -> int:
     result = block_size
     for _, part in model.parts():
         if part.retention.rule == "stride":
-            ratio = part.retention.size
-            result = result * ratio // _gcd(result, ratio)
+            result = math.lcm(result, part.retention.size)
     return result
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
 
 
 def sequence_bytes(model: ModelSpec, tokens: int, settings: PolicySettings) -> SequenceBytes:
@@ -214,29 +209,48 @@ def retention_name(rule: Retention) -> str:
     return names.get(rule.rule, rule.rule) + (str(rule.size) if rule.size else "")
 
 
-def _paged(model: ModelSpec, tokens: int, settings: PolicySettings) -> SequenceBytes:
+def _members(model: ModelSpec, group: Group) -> list[CacheSpec]:
     by_index = {layer.index: layer for layer in model.layers}
+    return [by_index[i].parts[j] for i, j in group.members]
+
+
+def encoder_tokens(parts: Iterable[CacheSpec]) -> int:
+    """Encoder tokens that `parts` read; 0 when none is cross attention."""
+    return max((getattr(p, "encoder_tokens", 0) for p in parts), default=0)
+
+
+def _paged(model: ModelSpec, tokens: int, settings: PolicySettings) -> SequenceBytes:
     found = []
     groups = group_parts(model, settings.block_size)
     for group in groups:
-        parts = [by_index[i].parts[j] for i, j in group.members]
+        parts = _members(model, group)
         local = local_tokens(group.retention, tokens, settings.cp)
-        encoder = max(getattr(p, "encoder_tokens", 0) for p in parts)
-        pages = paged_sequence_pages(group, local, settings.in_flight, encoder)
-        settled = paged_sequence_pages(group, local, 1, encoder)
+        pages = paged_sequence_pages(group, local, settings.in_flight, encoder_tokens(parts))
+        settled = paged_sequence_pages(group, local, 1, encoder_tokens(parts))
         useful = sum(p.bytes_at(local) for p in parts)
         used = sum(layout.used_bytes for layout in group.layouts) * settled
+        padding = sum(layout.padding_bytes for layout in group.layouts) * settled
         found.append(
             GroupBytes(
-                group.name,
-                len(parts),
-                group.block_size,
-                pages,
-                group.page_bytes,
-                useful,
-                page_tail=used - useful,
-                padding=sum(layout.padding_bytes for layout in group.layouts) * settled,
-                reserve=(pages - settled) * group.page_bytes,
+                group.name, len(parts), group.block_size, pages, group.page_bytes, useful,
+                page_tail=used - useful, padding=padding, reserve=(pages - settled) * group.page_bytes,
             )
-        )
+        )  # fmt: skip
     return SequenceBytes("paged", tuple(found), paged_pool_bytes(groups, [1] * len(groups)))
+
+
+def bytes_function(model: ModelSpec, settings: PolicySettings) -> Callable[[int], int]:
+    """tokens -> `sequence_bytes(model, tokens, settings).total`; what does not depend on the length is done once."""
+    cp = settings.cp
+    if settings.policy == "vllm":
+        from kvlab.plan.unified import unified_bytes_function
+
+        return unified_bytes_function(model, settings)
+    if settings.policy == "ideal":
+        counts = Counter(p for _, p in model.parts() if p.kind != "buffer")
+        return lambda tokens: sum(n * part_bytes(p, tokens, cp) for p, n in counts.items())
+    terms = [(g, g.page_bytes, encoder_tokens(_members(model, g))) for g in group_parts(model, settings.block_size)]
+    return lambda tokens: sum(
+        size * paged_sequence_pages(g, local_tokens(g.retention, tokens, cp), settings.in_flight, encoder)
+        for g, size, encoder in terms
+    )

@@ -18,9 +18,17 @@ blocks are as large as their rows together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvlab.plan.policies import GroupBytes, PolicySettings, SequenceBytes, local_tokens, retention_name
+from kvlab.plan.policies import (
+    GroupBytes,
+    PolicySettings,
+    SequenceBytes,
+    encoder_tokens,
+    local_tokens,
+    retention_name,
+)
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.pages import cdiv
 from kvlab.specs.parts import CacheSpec, Retention
@@ -111,7 +119,7 @@ def unified_blocks(group: UnifiedGroup, tokens: int, in_flight: int) -> int:
     if rule.rule == "chunk":
         return cdiv(min(rule.size + in_flight, tokens), size)
     if rule.rule == "encoder":
-        return cdiv(max(getattr(p, "encoder_tokens", 0) for p in group.parts), size)
+        return cdiv(encoder_tokens(group.parts), size)
     return cdiv(tokens, size)
 
 
@@ -141,3 +149,14 @@ def unified_sequence(model: ModelSpec, tokens: int, settings: PolicySettings) ->
             )
         )
     return SequenceBytes("vllm", tuple(found), pool.block_bytes)
+
+
+def unified_bytes_function(model: ModelSpec, settings: PolicySettings) -> Callable[[int], int]:
+    """tokens -> total bytes of a sequence, the pool worked out once."""
+    pool = unified_pool(model, settings.block_size)
+    return lambda tokens: (
+        pool.block_bytes
+        * sum(
+            unified_blocks(g, local_tokens(g.retention, tokens, settings.cp), settings.in_flight) for g in pool.groups
+        )
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from kvlab.plan.capacity import MemoryBudget, max_concurrent, tokens_that_fit, usable_bytes
 from kvlab.plan.plan import make_plan
-from kvlab.plan.policies import PolicySettings, ideal_bytes, sequence_bytes
+from kvlab.plan.policies import PolicySettings, bytes_function, ideal_bytes, sequence_bytes
 from kvlab.specs.formats import get_format
 from kvlab.specs.model import LayerSpec, ModelSpec
 from kvlab.specs.parts import Attention, CompressedEntries, RecurrentState, SlidingWindow, StateArray
@@ -49,6 +49,15 @@ def test_the_inverse_holds_for_pages_too():
     for budget in (rng.randrange(sizes[-1]) for _ in range(50)):
         want = sum(size <= budget for size in sizes)
         assert tokens_that_fit(lambda n: sizes[n - 1], budget, limit=199) == want
+
+
+@pytest.mark.parametrize("policy", ["ideal", "paged", "vllm"])
+def test_the_fast_form_of_bytes_is_the_same_function(policy):
+    model = model_of(FULL, sliding(7), FULL, sliding(20), sliding(7))
+    settings = PolicySettings(policy, block_size=4, in_flight=5, cp=2)
+    fast = bytes_function(model, settings)
+    for tokens in range(1, 100):
+        assert fast(tokens) == sequence_bytes(model, tokens, settings).total
 
 
 def test_nothing_fits_a_budget_below_one_token_or_below_zero():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.plan import make_plan
+from kvlab.plan.policies import sequence_bytes
 
 CONFIGS = Path(__file__).parents[3] / "shared" / "configs"
 EXPECTED = CONFIGS / "expected.json"
@@ -51,10 +52,14 @@ def test_every_published_config_agrees_with_its_expected_facts():
     for name, want in rows.items():
         config = published(name)
         state = (want["fixed_state"] or {}).get("bytes_bf16_conv_k_minus_1_fp32_recurrent", 0)
+        plan = make_plan(config, context="32k")
         for tokens, growing in want["total_kv_bytes_at_tokens"].items():
-            plan = make_plan(config, context=int(tokens))
-            assert plan.sequence().total == growing + state, (name, tokens)
+            assert sequence_bytes(plan.model, int(tokens), plan.settings("ideal")).total == growing + state, (
+                name,
+                tokens,
+            )
         found = plan.to_json()
+        assert found["kv_bytes"] == want["total_kv_bytes_at_tokens"]["32768"] + state, name
         assert found["kv_bytes_per_token"] == want["growing_bytes_per_token"], name
         assert found["kv_bytes_per_token_short"] == want["bytes_per_token_short_context"], name
         assert found["kv_state_bytes"] == state, name
