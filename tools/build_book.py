@@ -78,10 +78,11 @@ def sphinx() -> int:
 
 
 def clean_pages() -> None:
-    """Takes the theme's remote-execution scripts out of every page."""
+    """Takes the theme's remote-execution scripts out of every page, and a list role that has no list items below it."""
     for page in HTML.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        page.write_text(THEBE.sub("", text), encoding="utf-8")
+        text = THEBE.sub("", text).replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+        page.write_text(text, encoding="utf-8")
     for path in HTML.joinpath("_static").glob("*thebe*"):
         path.unlink()
 

@@ -1,0 +1,117 @@
+"""Every built page in a real browser with the network blocked: it draws, it can be read, it asks nobody else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+HTML = ROOT / "_build" / "html"
+
+pytestmark = pytest.mark.book
+
+FIGURES = "div.kv-plot"
+BOXES = """() => [...document.querySelectorAll('div.kv-plot')].map(box => {
+  const svg = box.querySelector('.main-svg, canvas'), r = (svg ?? box).getBoundingClientRect();
+  return {name: box.id, drawn: !!svg, width: r.width, height: r.height}; })"""
+UNTYPESET = """() => [...document.querySelectorAll('.bd-article .math')]
+  .filter(m => !m.querySelector('mjx-container, mjx-math')).map(m => m.textContent.slice(0, 80))"""
+# a table of a sentence's words would be no picture: only what carries meaning needs a text
+SILENT_PICTURES = """() => [...document.querySelectorAll('.bd-article img, .bd-article [role=img], .bd-article figure')]
+  .filter(e => { const t = e.getAttribute('alt') ?? e.getAttribute('aria-label') ??
+      e.querySelector('[aria-label], img[alt], figcaption')?.textContent ??
+      e.querySelector('[aria-label]')?.getAttribute('aria-label') ?? '';
+    return t.trim().length < 10 || /^_images|\\.(png|svg)$/.test(t); }).map(e => e.outerHTML.slice(0, 120))"""
+CONTRAST_OF_FIGURES = """() => { const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number)
+      .map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const ground = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+    if (!/, 0\\)$|transparent/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
+  return [...document.querySelectorAll('.kv-plot .xtick text, .kv-plot .ytick text, .kv-plot .g-xtitle text, .kv-plot .g-ytitle text')]
+    .map(t => { const a = lum(getComputedStyle(t).fill), b = lum(ground(t.closest('.kv-plot')));
+      return {text: t.textContent, ratio: (Math.max(a, b) + .05) / (Math.min(a, b) + .05)}; })
+    .filter(t => t.ratio < 4.5); }"""
+
+
+def test_page_draws_everything_and_asks_no_other_host(seen) -> None:
+    assert seen.errors == [] and seen.foreign == [] and seen.missing == []
+    assert seen.page.evaluate("document.documentElement.dataset.theme") == seen.theme
+    undrawn = [f for f in seen.page.evaluate(BOXES) if not f["drawn"] or f["width"] <= 50 or f["height"] <= 50]
+    assert undrawn == []
+    assert seen.page.evaluate(UNTYPESET) == []
+    assert seen.page.evaluate(CONTRAST_OF_FIGURES) == []
+
+
+def test_every_picture_says_what_it_shows(seen) -> None:
+    assert seen.page.evaluate(SILENT_PICTURES) == []
+
+
+def test_no_markup_is_left_raw(seen) -> None:
+    assert re.findall(r":::|\{[a-z-]+\}`|```", seen.page.inner_text("main")) == []
+
+
+def test_axe_finds_no_serious_fault(seen) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(seen.page).response["violations"]
+    serious = [(v["id"], n["html"][:160]) for v in found if v["impact"] in ("serious", "critical") for n in v["nodes"]]
+    assert serious == []
+
+
+def test_figures_of_the_executed_chapter_are_all_on_the_page(seen) -> None:
+    copy = ROOT / "build" / "run" / (Path(seen.path).stem + ".ipynb")
+    outputs = []
+    if seen.path.startswith("chapters/"):
+        outputs = [o for c in json.loads(copy.read_text())["cells"] for o in c.get("outputs", ())]
+    made = sum("application/vnd.plotly.v1+json" in o.get("data", {}) for o in outputs)
+    assert seen.page.locator(FIGURES).count() == made
+
+
+def test_page_fits_a_phone(seen) -> None:
+    seen.page.set_viewport_size({"width": 390, "height": 800})
+    seen.page.wait_for_timeout(300)  # figures redraw when their box changes
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_page_is_small_and_refers_to_nothing_outside_its_folder(path) -> None:
+    text = (HTML / path).read_text(encoding="utf-8")
+    assert len(text.encode()) <= 1_000_000
+    loads = re.findall(r"""(?:<script[^>]*src|<link[^>]*href|<img[^>]*src|@import|import\()\s*=?\s*["'(]?(https?://[^"')\s]+)""", text)
+    assert [u for u in loads if "w3.org" not in u] == []
+    assert re.findall(r"""(?:src|href)=["']/[^/"'][^"']*""", text) == []
+
+
+def test_plotly_is_loaded_once_and_only_where_a_figure_is(visit) -> None:
+    assert len(list(HTML.rglob("plotly*.js"))) == 1
+    seen = visit("how_to.html")
+    scripts = seen.page.evaluate("[...document.scripts].map(s => s.src)")
+    assert not any("plotly" in s or "pyodide" in s for s in scripts)
+
+
+def test_search_finds_a_word_of_a_chapter(visit) -> None:
+    seen = visit("search.html?q=cache")
+    seen.page.wait_for_selector("#search-results li a")
+    assert seen.page.locator("#search-results li a").count() >= 2
+    assert seen.errors == []
+
+
+def test_theme_button_and_sidebar_work(visit) -> None:
+    seen = visit("chapters/05_the_math.html")
+    before = seen.page.evaluate("document.documentElement.dataset.theme")
+    for _ in range(2):  # auto -> light -> dark, in some order
+        seen.page.locator("button.theme-switch-button:visible").first.click()
+    modes = {before, seen.page.evaluate("document.documentElement.dataset.theme")}
+    assert modes <= {"light", "dark"}
+    seen.page.locator(".bd-sidebar-primary a:has-text('Worked examples')").first.click()
+    seen.page.wait_for_url("**/06_worked_examples.html")
+    assert seen.errors == []
+
+
+def test_without_javascript_a_widget_leaves_a_table(visit, path) -> None:
+    page = visit(path, javascript=False).page
+    assert page.locator("main").inner_text().strip()
+    for widget in page.locator("[data-kv-widget]").all():
+        assert widget.locator("table tr").count() >= 2
