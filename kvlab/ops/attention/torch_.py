@@ -49,7 +49,9 @@ def _sequences(query, views, batch, which, first, count, options, padded) -> Non
     pages = -(-batch.max_seq_len // views.block_size)
     table = batch.block_table[which, :pages].long()
     k_pos = torch.arange(pages * views.block_size, device=query.device)
-    key_live = k_pos < seq_lens  # [b, S]
+    # a page behind the window was given back: its entry is the null page, whose bytes mean nothing
+    held = (table != 0).repeat_interleave(views.block_size, dim=1)
+    key_live = (k_pos < seq_lens) & held  # [b, S]
     dtype = torch.promote_types(query.dtype, torch.float32)
     key = _gather(views.format, views.k, views.k_scale, table, key_live).to(dtype)
     value = _gather(views.format, views.v, views.v_scale, table, key_live).to(dtype)
