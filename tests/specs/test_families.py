@@ -210,6 +210,13 @@ def test_a_wrapper_is_sized_by_its_text_part() -> None:
     assert any("sized by the text decoder" in note for note in inside.notes)
 
 
+def test_a_wrapper_may_leave_the_shape_to_its_text_class_and_every_such_value_is_noted() -> None:
+    # llava-1.5-7b-hf states no shape at all: a Llama of the class's defaults
+    model = from_config({"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32_064}})
+    assert model.bytes_per_token == 32 * 2 * 32 * 128 * 2
+    assert sum("the default of transformers' llama class" in note for note in model.notes) == 4
+
+
 def test_every_wrapper_names_a_known_text_family() -> None:
     assert {family for family in WRAPPERS.values() if family} <= FAMILIES.keys()
 

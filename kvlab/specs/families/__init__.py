@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvlab.specs.families.fields import Fields, Formats
-from kvlab.specs.families.multimodal import WRAPPERS, text_part
+from kvlab.specs.families.multimodal import WRAPPED_DEFAULTS, WRAPPERS, text_part
 from kvlab.specs.families.table import FAMILIES
 from kvlab.specs.formats import get_format
 from kvlab.specs.model import LayerSpec, ModelSpec
@@ -51,6 +51,8 @@ def from_config(
             raise ValueError(f"dtype {fmt.name!r}: states are kept in a plain type, such as fp32 or bf16")
     text, text_type = text_part(config)
     fields = fields_of(text, text_type, formats, image_tokens)
+    if text is not config:
+        fields.defaults = {**fields.defaults, **WRAPPED_DEFAULTS.get(text_type, {})}
     layers = FAMILIES[text_type].layers(fields)
     vocab_size = fields.get("vocab_size") or text.get("vocab_size") or config.get("vocab_size") or 0
     return ModelSpec(

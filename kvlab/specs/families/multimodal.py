@@ -20,6 +20,17 @@ WRAPPERS = {
     "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "smolvlm": "llama", "voxtral": "llama",
 }  # fmt: skip
 
+# published wrappers (llava-hf) leave these to the class of the text part; a bare config must state them
+WRAPPED_DEFAULTS = {
+    family: {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": longest,
+    }
+    for family, longest in (("llama", 2048), ("mistral", 131072))
+}
+
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
 
