@@ -81,6 +81,8 @@ def test_published_structures_agree_with_the_class_they_generalise():
     assert count({**m1, "attn_type_list": [0, 0, 0, 0]}).total > count(m1).total
 
     assert count(dense("xverse", 64, 2, 4, 4, 96, 50)).total == count(dense("llama", 64, 2, 4, 4, 96, 50)).total
+    llama_biased = dense("llama", 64, 2, 4, 4, 96, 50, attention_bias=True)
+    assert count(dense("internlm", 64, 2, 4, 4, 96, 50, bias=True)).total == count(llama_biased).total
     internlm2 = dense("internlm2", 4096, 32, 32, 8, 14336, 92544, bias=False)
     assert count(internlm2).total == count(dense("llama", 4096, 32, 32, 8, 14336, 92544)).total == 7_737_708_544
 

@@ -55,6 +55,7 @@ BASE = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 82, "num_hidden_layers": 5, "num_attention_heads": 6,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+BASE_SIZES = [name for name in BASE if ("_size" in name and name != "vocab_size") or name.startswith(("num_", "max_"))]
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 22}
 DEEPSEEK = {
     "kv_lora_rank": 20, "q_lora_rank": 28, "qk_nope_head_dim": 10, "qk_rope_head_dim": 4, "v_head_dim": 14,
@@ -131,6 +132,9 @@ CASES: dict[str, list[dict]] = {
     "ernie4_5_moe": [{"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 22, "moe_num_shared_experts": 2,
                       "moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 2}],
     "afmoe": [{**EXPERTS, "num_dense_layers": 2, "num_shared_experts": 1, "head_dim": 10}],
+    "dbrx": [{"d_model": 48, "n_heads": 6, "n_layers": 5, "max_seq_len": 64, **dict.fromkeys(BASE_SIZES),
+              "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
+              "ffn_config": {"ffn_hidden_size": 22, "moe_num_experts": 7, "moe_top_k": 3, "hidden_size": 48}}],
     "granitemoe": [{"num_local_experts": 7, "num_experts_per_tok": 3}],
     "granitemoeshared": [{"num_local_experts": 7, "num_experts_per_tok": 3, "shared_intermediate_size": 26}],
     "llama4_text": [{"num_local_experts": 7, "intermediate_size_mlp": 90, "interleave_moe_layer_step": 2,
@@ -198,7 +202,7 @@ def test_a_small_model_has_as_many_parameters_as_its_class(model_type, variant):
     shapes = oracle(config)
     got = count(config)
     assert got.total == size(shapes), sorted(shapes.items())[:40]
-    routed = {n: s for n, s in shapes.items() if re.search(r"experts\.(gate_up|up|down)_proj", n)}
+    routed = {n: s for n, s in shapes.items() if re.search(r"experts\.((gate_up|up|down)_proj|mlp\.[vw]\d)", n)}
     assert got.total - got.shared == size({n: s for n, s in routed.items() if "shared" not in n})
     heads = {n: s for n, s in shapes.items() if re.search(r"(^lm_head|^head)\.weight", n)}
     assert got.tied == (not heads)

@@ -145,6 +145,7 @@ DEFAULTS: dict[str, dict[str, int | float | bool | str]] = {
     "afmoe": {"vocab_size": 200192, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1408,
         "num_hidden_layers": 32, "num_dense_layers": 1, "num_attention_heads": 16, "head_dim": 128,
         "max_position_embeddings": 16384, "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2},
+    "dbrx": {"d_model": 2048, "n_heads": 16, "n_layers": 24, "vocab_size": 32000},
     "granitemoe": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2},
     "granitemoeshared": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,

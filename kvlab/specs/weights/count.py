@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvlab.specs.weights.families import FAMILIES, PUBLISHED, Family, lm_head
@@ -11,7 +12,7 @@ from kvlab.specs.weights.result import WeightCount
 _ENCODERS = ("vision_config", "audio_config", "projector_config", "visual", "mm_vision_tower")
 
 
-def count(config: dict[str, Any]) -> WeightCount:
+def count(config: Mapping[str, Any]) -> WeightCount:
     """The parameters of the text model that `config` describes: those of transformers' class, tied tables once.
 
     Not counted: encoders of multimodal wrappers, multi-token prediction heads, buffers.
@@ -66,7 +67,7 @@ def _refuse_lookalikes(f: Reader) -> None:
         raise ValueError("parameter count of model_type chatglm without multi_query_group_num: not known")
 
 
-def _notes(config: dict[str, Any], f: Reader) -> tuple[str, ...]:
+def _notes(config: Mapping[str, Any], f: Reader) -> tuple[str, ...]:
     notes = []
     if f.assumed:
         facts = ", ".join(f"{name} {value}" for name, value in sorted(f.assumed.items()))

@@ -152,6 +152,7 @@ FAMILIES: dict[str, Family] = {
         attention("use_bias"), moe(ernie_routes, shared="count", router_bias=True, mlp_bias="use_bias")
     ),
     "afmoe": Family(special.afmoe_mixer, moe(after_dense_layers, shared="count", router_bias=True), norms=4),
+    "dbrx": Family(attention(), moe(width="ffn_hidden_size")),
     "granitemoe": Family(attention("attention_bias"), moe(width="intermediate_size")),
     "granitemoeshared": Family(attention("attention_bias"), moe(width="intermediate_size", shared="width")),
     "llama4": Family(attention("attention_bias"), hybrids.llama4_ffn),
@@ -201,7 +202,7 @@ FAMILIES: dict[str, Family] = {
     "gemma4": Family(special.gemma4_mixer, special.gemma4_ffn, outside=special.per_layer_outside, **_PER_LAYER),
     # published structure, not in transformers
     "baichuan": _PLAIN, "xverse": _PLAIN,
-    "internlm2": Family(attention("bias"), mlp()),
+    "internlm": Family(attention("bias"), mlp()), "internlm2": Family(attention("bias"), mlp()),
     "qwen": Family(attention(True, out_bias=False), _qwen1_ffn),
     "chatglm": Family(attention("add_qkv_bias", "add_bias_linear"), mlp(bias="add_bias_linear")),
     "phi3small": Family(attention(True), _phi3small_ffn, norm_width=2),
@@ -209,7 +210,7 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 # families whose structure comes from published code
-PUBLISHED = ("internlm2", "baichuan", "xverse", "qwen", "chatglm", "phi3small", "nemotron-nas")
+PUBLISHED = ("internlm", "internlm2", "baichuan", "xverse", "qwen", "chatglm", "phi3small", "nemotron-nas")
 
 
 def lm_head(f: Reader, family: Family, width: int) -> tuple[int, int]:

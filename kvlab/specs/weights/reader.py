@@ -13,14 +13,14 @@ ALIASES = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("num_kv_heads", "multi_query_group_num"),
+    "num_key_value_heads": ("num_kv_heads", "multi_query_group_num", "kv_n_heads"),
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("n_positions",),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "ff_intermediate_size", "block_ff_dim"),
     "head_dim": ("kv_channels",),
     "tie_word_embeddings": ("tie_embedding",),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k"),
+    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k", "moe_top_k"),
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
     "n_groups": ("mamba_n_groups", "mamba_ngroups"),
     "state_size": ("mamba_d_state", "ssm_state_size"),
@@ -43,7 +43,7 @@ SAME_AS = {
 class Reader:
     """One model's facts: what its file says, else what transformers' class assumes (remembered in `assumed`)."""
 
-    def __init__(self, config: dict[str, Any], family: str, wrapped: bool) -> None:
+    def __init__(self, config: Mapping[str, Any], family: str, wrapped: bool) -> None:
         self.config, self.family, self.wrapped = config, family, wrapped
         self.defaults = DEFAULTS.get(family, {})
         self.assumed: dict[str, Any] = {}
@@ -107,7 +107,11 @@ def reader_of(config: Mapping[str, Any]) -> Reader:
     text, model_type = text_part(config)
     # a wrapper's own word on tying counts where its text part is silent
     outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-    return Reader({**outer, **text, "model_type": model_type}, family_of(model_type), wrapped=text is not config)
+    # DBRX states heads and experts one level down
+    nested = {**text["attn_config"], **text["ffn_config"]} if model_type == "dbrx" else {}
+    return Reader(
+        {**outer, **nested, **text, "model_type": model_type}, family_of(model_type), wrapped=text is not config
+    )
 
 
 def family_of(model_type: str) -> str:
