@@ -158,7 +158,7 @@ FAMILIES: dict[str, Family] = {
     "llama4": Family(attention("attention_bias"), hybrids.llama4_ffn),
     # latent attention
     "deepseek_v2": Family(
-        special.deepseek_v2_mixer, moe(after_first_dense, shared="count", expert_bias=False, mlp_bias="mlp_bias")
+        special.deepseek_v2_mixer, moe(after_first_dense, shared="count", mlp_bias="mlp_bias")
     ),
     "deepseek_v3": Family(mla, moe(after_first_dense, shared="count")),
     "deepseek_v32": Family(mla_with_index, moe(after_first_dense, shared="count")),
@@ -173,7 +173,7 @@ FAMILIES: dict[str, Family] = {
     "falcon_mamba": Family(states.mamba1(), lambda f, layer: Ffn(0), norms=1),
     "mamba2": Family(states.mamba2_expanded, lambda f, layer: Ffn(0), norms=1),
     "zamba2": Family(
-        special.zamba2_mixer, lambda f, layer: Ffn(0), norms=1, outside=special.zamba2_outside,
+        states.mamba2_expanded, lambda f, layer: Ffn(0), norms=1, outside=special.zamba2_outside,
         reread=special.zamba2_reread,
     ),
     "jamba": Family(hybrids.jamba_mixer, moe(hybrids.jamba_routes, width="intermediate_size")),

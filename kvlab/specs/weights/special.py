@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvlab.specs.weights.blocks import Ffn, attention, linear, mla, mlp_size
 from kvlab.specs.weights.reader import Reader
-from kvlab.specs.weights.states import mamba2_expanded
 
 
 def opt_outside(f: Reader) -> int:
@@ -174,7 +173,6 @@ def zamba2_reread(f: Reader) -> int:
     return (uses - min(f["num_mem_blocks"], uses)) * zamba2_block(f)
 
 
-zamba2_mixer = mamba2_expanded
 _V4_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 
