@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvlab.specs import catalogue
 from kvlab.specs.families import WRAPPERS, from_config
 from kvlab.specs.families.table import FAMILIES
 
@@ -57,6 +58,28 @@ def test_unknown_format_and_negative_image_tokens_are_refused() -> None:
         from_config({"model_type": "opt", **TINY}, state_format="int8")
     with pytest.raises(ValueError, match="image_tokens -1"):
         from_config({"model_type": "opt", **TINY}, image_tokens=-1)
+
+
+DAMAGE = [None, "x", -1, 0, 1.5, True, 10**30, float("inf"), [], [None], ["x"], {}, {"a": 1}]
+DAMAGED = [
+    "falcon-7b", "deepseek-v4-pro", "gemma-3n-e2b", "kimi-linear-48b-a3b", "llama-4-scout", "llama-3.2-90b-vision",
+    "mpt-7b", "nemotron-h-8b", "qwen3-next-80b-a3b", "zamba2-7b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_field_is_read_or_refused_in_one_line(name: str) -> None:
+    config = catalogue.get(name)
+    where = config.get("text_config", config)
+    for field in [*where, "rope_scaling", "layer_types", "sliding_window"]:
+        kept = where.get(field)
+        for value in DAMAGE:
+            where[field] = value
+            try:
+                from_config(config).bytes_at(100)
+            except ValueError as error:
+                assert "\n" not in str(error)
+        where[field] = kept
 
 
 # heads
@@ -234,6 +257,7 @@ def test_every_wrapper_names_a_known_text_family() -> None:
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16_384),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
         ({"type": "mrope", "mrope_section": [16, 24, 24]}, 4096),
+        ({"type": "linear", "factor": "2"}, 4096),
     ],
 )
 def test_rope_scaling(scaling: dict | None, longest: int) -> None:

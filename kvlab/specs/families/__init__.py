@@ -41,7 +41,7 @@ def from_config(
         ValueError: no or unknown model_type, a missing or impossible field, an unknown format, a format with scales
             for states.
     """
-    if not isinstance(config, Mapping) or not config.get("model_type"):
+    if not isinstance(config, Mapping) or not isinstance(config.get("model_type"), str):
         raise ValueError("config: missing model_type")
     if image_tokens < 0:
         raise ValueError(f"image_tokens {image_tokens}: must not be negative")
@@ -54,14 +54,13 @@ def from_config(
     if text is not config:
         fields.defaults = {**fields.defaults, **WRAPPED_DEFAULTS.get(text_type, {})}
     layers = FAMILIES[text_type].layers(fields)
-    vocab_size = fields.get("vocab_size") or text.get("vocab_size") or config.get("vocab_size") or 0
     return ModelSpec(
         name=name or config.get("_name_or_path") or config["model_type"],
         model_type=config["model_type"],
         layers=tuple(LayerSpec(i, parts) for i, parts in enumerate(layers)),
         hidden_size=fields.need("hidden_size"),
-        num_query_heads=fields.get("num_attention_heads") or 0,
-        vocab_size=vocab_size,
+        num_query_heads=fields.count("num_attention_heads"),
+        vocab_size=fields.count("vocab_size"),
         max_position=max_position(fields),
         notes=tuple(fields.notes + _extra_notes(config, text)),
     )
@@ -73,7 +72,7 @@ def fields_of(text: Mapping[str, Any], model_type: str, formats: Formats, image_
     Raises:
         ValueError: unknown model_type; the message names close ones.
     """
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = {*FAMILIES, *WRAPPERS}
         close = difflib.get_close_matches(str(model_type), known, 3, 0.7)
         hint = f"; close: {', '.join(close)}" if close else ""
@@ -95,12 +94,15 @@ def max_position(f: Fields) -> int | None:
     stated = f.get("max_position_embeddings")
     if not isinstance(stated, int) or stated <= 0:
         return None
-    rope = f.get("rope_scaling") or f.get("rope_parameters") or {}
+    rope = f.get("rope_scaling") or f.get("rope_parameters")
+    if not isinstance(rope, Mapping) or f.model_type == "gemma3_text":
+        return stated
     kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
-    if not factor or f.model_type == "gemma3_text":
+    original = rope.get("original_max_position_embeddings") or stated
+    if not isinstance(factor, int | float) or not isinstance(original, int) or not 1 <= factor <= 10**6:
         return stated
     if kind == "yarn":
-        return max(stated, int(factor * (rope.get("original_max_position_embeddings") or stated)))
+        return max(stated, int(factor * original))
     return int(stated * factor) if kind in ("linear", "dynamic") else stated
 
 

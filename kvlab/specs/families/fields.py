@@ -8,6 +8,8 @@ from typing import Any
 
 from kvlab.specs.formats import StorageFormat
 
+_MOST_LAYERS = 10_000  # a typing error must not fill the memory
+
 
 @dataclass(frozen=True)
 class Formats:
@@ -82,6 +84,15 @@ class Fields:
             raise ValueError(f"{self.model_type} config: {name} is {value!r}, must be a positive integer")
         return value
 
+    def count(self, name: str) -> int:
+        """The number `name`, 0 when absent or null.
+
+        Raises:
+            ValueError: stated, but not a non-negative integer.
+        """
+        value = self.get(name)
+        return 0 if value is None or (value == 0 and not isinstance(value, bool)) else self.need(name)
+
     def listed(self, name: str) -> list[Any] | None:
         """The list `name`, None when absent or null.
 
@@ -100,5 +111,14 @@ class Fields:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
-        return self.need("num_hidden_layers")
+        """Decoder layers.
+
+        Raises:
+            ValueError: missing, or more than any model has.
+        """
+        layers = self.need("num_hidden_layers")
+        if layers > _MOST_LAYERS:
+            raise ValueError(
+                f"{self.model_type} config: num_hidden_layers is {layers}, at most {_MOST_LAYERS} are sized"
+            )
+        return layers

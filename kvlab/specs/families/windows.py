@@ -131,8 +131,7 @@ def share_tail(f: Fields, kinds: Sequence[str], layers: list[Parts]) -> list[Par
     Raises:
         ValueError: a shared layer has no unshared layer of its type before it.
     """
-    shared = f.get("num_kv_shared_layers") or 0
-    first = len(layers) - shared
+    first = max(0, len(layers) - f.count("num_kv_shared_layers"))
     for i in range(first, len(layers)):
         source = next((j for j in range(first - 1, -1, -1) if kinds[j] == kinds[i]), None)
         if source is None:
