@@ -45,17 +45,13 @@ def from_config(
         raise ValueError("config: missing model_type")
     if image_tokens < 0:
         raise ValueError(f"image_tokens {image_tokens}: must not be negative")
-    formats = Formats(*map(get_format, (kv_format, state_format, conv_format)))
-    for fmt in (formats.state, formats.conv):
-        if fmt.scale_bytes:
-            raise ValueError(f"dtype {fmt.name!r}: states are kept in a plain type, such as fp32 or bf16")
     text, text_type = text_part(config)
-    fields = fields_of(text, text_type, formats, image_tokens)
+    fields = fields_of(text, text_type, _formats(kv_format, state_format, conv_format), image_tokens)
     if text is not config:
         fields.defaults = {**fields.defaults, **WRAPPED_DEFAULTS.get(text_type, {})}
     layers = FAMILIES[text_type].layers(fields)
     return ModelSpec(
-        name=name or config.get("_name_or_path") or config["model_type"],
+        name=name or str(config.get("_name_or_path") or config["model_type"]),
         model_type=config["model_type"],
         layers=tuple(LayerSpec(i, parts) for i, parts in enumerate(layers)),
         hidden_size=fields.need("hidden_size"),
@@ -64,6 +60,14 @@ def from_config(
         max_position=max_position(fields),
         notes=tuple(fields.notes + _extra_notes(config, text)),
     )
+
+
+def _formats(kv: str, state: str, conv: str) -> Formats:
+    formats = Formats(get_format(kv), get_format(state), get_format(conv))
+    for fmt in (formats.state, formats.conv):
+        if fmt.scale_bytes:
+            raise ValueError(f"dtype {fmt.name!r}: states are kept in a plain type, such as fp32 or bf16")
+    return formats
 
 
 def fields_of(text: Mapping[str, Any], model_type: str, formats: Formats, image_tokens: int = 0) -> Fields:

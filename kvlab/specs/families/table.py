@@ -16,6 +16,9 @@ from kvlab.specs.families.dense import Parts
 from kvlab.specs.families.fields import Fields
 
 
+Names = Mapping[str, str | tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class Family:
     """A row of facts.
@@ -27,14 +30,16 @@ class Family:
     """
 
     layers: Callable[[Fields], list[Parts]]
-    names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    names: Names = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 FAMILIES: dict[str, Family] = {}
 
 
-def _add(model_types: str, layers: Callable[[Fields], list[Parts]], names=None, **defaults: Any) -> None:
+def _add(
+    model_types: str, layers: Callable[[Fields], list[Parts]], names: Names | None = None, **defaults: Any
+) -> None:
     for model_type in model_types.split():
         FAMILIES[model_type] = Family(layers, names or {}, defaults)
 
