@@ -15,7 +15,6 @@ from kvlab.specs.families import dense, latent, multimodal, recurrent, windows
 from kvlab.specs.families.dense import Parts
 from kvlab.specs.families.fields import Fields
 
-
 Names = Mapping[str, str | tuple[str, ...]]
 
 
