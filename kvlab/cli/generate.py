@@ -99,27 +99,18 @@ def _generate(engine, prompt: str | list[int], params, echo: bool) -> dict:
     request_id = engine.add_request(prompt, params)
     request = engine.requests[request_id]
     text, first = [], None
-    decoder = engine.model.tokenizer.stream() if engine.model.tokenizer else None
-    while request.finish_reason is None:
-        for output in engine.step():
-            first = first or time.perf_counter()
-            if output.token_id is not None:
-                piece = decoder.push(output.token_id) if decoder else f"{output.token_id} "
-                _write(piece, text, echo)
-    if decoder:
-        _write(decoder.finish(), text, echo)
+    for piece in engine.follow(request_id):
+        first = first or time.perf_counter()
+        shown = piece.text if engine.model.tokenizer else f"{piece.token_id} "
+        text.append(piece.text)
+        if echo and shown:
+            print(shown, end="", flush=True)
     ended = time.perf_counter()
     if echo:
         print()
     if request.error:
         print(f"kvlab: {request.error}", file=sys.stderr)
-    return _report(engine, request, "".join(text) if decoder else "", (started, first or ended, ended))
-
-
-def _write(piece: str, text: list[str], echo: bool) -> None:
-    text.append(piece)
-    if echo and piece:
-        print(piece, end="", flush=True)
+    return _report(engine, request, "".join(text), (started, first or ended, ended))
 
 
 def _report(engine, request, text: str, times: tuple[float, float, float]) -> dict:

@@ -85,6 +85,15 @@ class Completion:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A streamed token, the text it completes, and the finish reason with the last; no token on abort and error."""
+
+    token_id: int | None
+    text: str
+    finish_reason: str | None
+
+
 class Engine:
     """A model with a paged cache and a scheduler.
 
@@ -168,20 +177,36 @@ class Engine:
             self.step()
         return [r if isinstance(r, Completion) else self._completion(r) for r in requests]
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Output]:
-        """The request's tokens as they come; leaving the loop early aborts the request.
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Piece]:
+        """The request's tokens and text as they come; leaving the loop early aborts the request.
 
         Raises:
             ValueError: as `add_request`, at once.
         """
-        return self._stream(self.add_request(prompt, params))
+        return self.follow(self.add_request(prompt, params))
 
-    def _stream(self, request_id: str) -> Iterator[Output]:
+    def follow(self, request_id: str) -> Iterator[Piece]:
+        """The tokens and text of a live request as they come, stepping the engine for all; several may be followed."""
+        return self._follow(self.requests[request_id])
+
+    def _follow(self, request: Request) -> Iterator[Piece]:
+        tokenizer = self.model.tokenizer
+        text = None if tokenizer is None else tokenizer.stream()
+        sent = request.num_prompt
         try:
-            while request_id in self.requests:
-                yield from (o for o in self.step() if o.request_id == request_id)
+            while sent < len(request.tokens) or not request.finish_reason:
+                # a step of another follower may have brought tokens already
+                if sent == len(request.tokens):
+                    self.step()
+                    continue
+                token, sent = request.tokens[sent], sent + 1
+                ended = request.finish_reason in ("stop", "length") and sent == len(request.tokens)
+                piece = text.push(token) + (text.finish() if ended else "") if text else ""
+                yield Piece(token, piece, request.finish_reason if ended else None)
+            if request.finish_reason in ("abort", "error"):
+                yield Piece(None, text.finish() if text else "", request.finish_reason)
         finally:
-            self.abort(request_id)
+            self.abort(request.request_id)
 
     def abort(self, request_id: str) -> bool:
         """Whether a live request was ended; its pages go back at once."""

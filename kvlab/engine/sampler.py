@@ -67,27 +67,29 @@ def sample(logits: Tensor, rows: RowParams) -> Tensor:
 
 
 def _draw(logits: Tensor, rows: RowParams) -> Tensor:
-    """A token of each row by inverting the cumulated probabilities, in float64, at the row's random number."""
+    """A token of each row by inverting the cumulated probabilities, in float64, at the row's random number.
+
+    Probabilities are cumulated in the order of the vocabulary, filtered or not: a row must not draw another token
+    because a row beside it has a top_k.
+    """
     scaled = logits.double() / rows.temperature.double().clamp(min=1e-5)[:, None]
-    order = None
     if rows.filtered:
-        scaled, order = scaled.sort(dim=-1, descending=True, stable=True)
-        scaled = _filtered(scaled, rows)
+        scaled = scaled.masked_fill(_cut(scaled, rows), float("-inf"))
     cumulated = scaled.softmax(dim=-1).cumsum(dim=-1)
     threshold = uniform(rows.seed, rows.position)[:, None] * cumulated[:, -1:]
-    picked = torch.searchsorted(cumulated, threshold, right=True).clamp(max=logits.shape[-1] - 1)
-    return (picked if order is None else order.gather(1, picked))[:, 0]
+    return torch.searchsorted(cumulated, threshold, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]
 
 
-def _filtered(scaled: Tensor, rows: RowParams) -> Tensor:
-    """Logits sorted downwards, those past a row's top_k or top_p at minus infinity; the first always stays."""
+def _cut(scaled: Tensor, rows: RowParams) -> Tensor:
+    """bool [R, vocab]: tokens past a row's top_k or top_p; the likeliest one never is."""
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scaled.shape[-1], device=scaled.device)
-    scaled = scaled.masked_fill(rank >= rows.top_k[:, None], float("-inf"))
-    probability = scaled.softmax(dim=-1)
+    beyond_k = rank >= rows.top_k[:, None]
+    probability = ordered.masked_fill(beyond_k, float("-inf")).softmax(dim=-1)
     before = probability.cumsum(dim=-1) - probability
-    # top_p 1 drops nothing, whatever the rounding of the sum
-    cut = (before >= rows.top_p[:, None]) & (rows.top_p[:, None] < 1) & (rank > 0)
-    return scaled.masked_fill(cut, float("-inf"))
+    # top_p 1 cuts nothing, whatever the rounding of the sum
+    beyond_p = (before >= rows.top_p[:, None]) & (rows.top_p[:, None] < 1) & (rank > 0)
+    return torch.zeros_like(beyond_k).scatter(1, order, beyond_k | beyond_p)
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
