@@ -13,7 +13,7 @@ from kvlab.specs.parts import CacheSpec
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Everything a plan says, ready for `json.dumps`."""
+    """Everything a plan says, ready for `json.dumps`. What needs the weights is None where their number is unknown."""
     o = plan.options
     return {
         "model": plan.model.name,
@@ -33,8 +33,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "layers": layer_kinds(plan.model),
         **_cache(plan),
         **_capacity(plan),
-        "timing": timing(plan),
-        "mix": mix(plan),
+        "timing": timing(plan) if plan.weights else None,
+        "mix": mix(plan) if plan.weights else None,
         "assumptions": assumptions(plan),
     }  # fmt: skip
 
@@ -59,13 +59,13 @@ def _cache(plan: Plan) -> dict[str, Any]:
 
 def _policy(plan: Plan, policy: str) -> dict[str, Any]:
     try:
-        sequence, per_gpu, fit = plan.sequence(policy), plan.per_gpu(policy), plan.max_concurrent(policy)
+        sequence, per_gpu, fits = plan.sequence(policy), plan.per_gpu(policy), plan.max_concurrent(policy)
     except ValueError as error:
         return {"error": str(error)}
     return {
         "kv_bytes": sequence.total,
         "kv_bytes_per_gpu": per_gpu.total,
-        "max_concurrent": fit,
+        "max_concurrent": fits if plan.weights else None,
         "pool_overhead_bytes_per_gpu": per_gpu.pool_overhead,
         **_split(sequence),
         "groups": [
@@ -90,12 +90,12 @@ def _split(sequence: SequenceBytes) -> dict[str, int]:
 
 
 def _capacity(plan: Plan) -> dict[str, Any]:
-    memory, gpu = plan.memory, plan.options.hardware
+    memory, gpu, known = plan.memory, plan.options.hardware, plan.weights is not None
     fits = plan.max_concurrent()
     return {
-        "parameters": None if plan.weights is None else plan.weights.total,
+        "parameters": plan.weights.total if plan.weights else None,
         "weights_bytes": plan.weights_bytes,
-        "weights_bytes_per_gpu": memory.weights_bytes,
+        "weights_bytes_per_gpu": memory.weights_bytes if known else None,
         "hardware": {
             "gpu": gpu.name, "vendor": gpu.vendor, "marketing_memory": gpu.marketing_memory,
             "memory_bytes": gpu.memory_bytes, "memory_basis": gpu.memory_basis,
@@ -106,13 +106,13 @@ def _capacity(plan: Plan) -> dict[str, Any]:
             "gpu_util": plan.options.gpu_util,
             "memory_bytes": memory.memory_bytes,
             "usable_bytes": memory.usable_bytes,
-            "weights_bytes": memory.weights_bytes,
+            "weights_bytes": memory.weights_bytes if known else None,
             "reserve_bytes": memory.reserve_bytes,
-            "free_for_kv_bytes": memory.free_bytes,
+            "free_for_kv_bytes": memory.free_bytes if known else None,
         },
-        "max_concurrent": fits,
-        "batch_fits": fits >= plan.options.batch,
-        "longest_context": plan.longest_context,
+        "max_concurrent": fits if known else None,
+        "batch_fits": fits >= plan.options.batch if known else None,
+        "longest_context": plan.longest_context if known else None,
     }  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def _state_words(plan: Plan) -> str:
 
 def _weight_words(plan: Plan) -> str:
     if plan.weights is None:
-        return "weights unknown, counted as 0 bytes"
+        return f"number of weights unknown ({plan.weights_problem}): what fits and how fast is not said"
     o = plan.options
     shares = o.tp * o.pp
     return f"weights in {o.weight_dtype}" + (f", split evenly over {shares} GPUs" if shares > 1 else "")

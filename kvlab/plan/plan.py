@@ -39,9 +39,10 @@ class Plan:
         model: the whole model's cache.
         stages: what one GPU of each pipeline stage caches.
         options: what was asked, with defaults filled in (`context` and `block_size` are set).
-        weights: parameter count, None when only a ModelSpec was given.
+        weights: parameter count, None when it is unknown: a ModelSpec, or a config that leaves out too much.
         mla_dims: (key, value) width per head with which an MLA model computes a prompt, or None.
         source: where the model's facts come from.
+        weights_problem: why `weights` is None; what fits and how fast is then of the cache alone.
     """
 
     model: ModelSpec
@@ -50,6 +51,7 @@ class Plan:
     weights: WeightCount | None
     mla_dims: tuple[int, int] | None = None
     source: str = ""
+    weights_problem: str = ""
 
     def settings(self, policy: str, cp: int | None = None) -> PolicySettings:
         """The settings of `policy` in this plan."""
@@ -133,16 +135,16 @@ def make_plan(target: str | Mapping[str, Any] | ModelSpec, **options: Any) -> Pl
     asked = plan_options(options)
     config, name, source = _config(target)
     if isinstance(target, ModelSpec):
-        model, weights = target, None
+        model, weights, problem = target, None, "a ModelSpec has none"
     else:
         assert config is not None
         model = from_config(
             config, name=name, kv_format=asked.kv_dtype, state_format=asked.state_dtype,
             conv_format=asked.conv_dtype, image_tokens=asked.image_tokens,
         )  # fmt: skip
-        weights = count(dict(config))
+        weights, problem = _weights(config)
     asked = _filled(asked, model)
-    plan = Plan(model, stage_models(model, asked.sharding), asked, weights, _mla_dims(config), source)
+    plan = Plan(model, stage_models(model, asked.sharding), asked, weights, _mla_dims(config), source, problem)
     plan.sequence()  # raises for what the policy does not model
     return plan
 
@@ -158,6 +160,14 @@ def _config(target: str | Mapping[str, Any] | ModelSpec) -> tuple[Mapping[str, A
 
     found = resolve(target)
     return found.config, found.name, found.source
+
+
+def _weights(config: Mapping[str, Any]) -> tuple[WeightCount | None, str]:
+    """(count, "") or (None, why not): a config may say enough for the cache and too little for the weights."""
+    try:
+        return count(dict(config)), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -19,7 +19,9 @@ WIDTH = 80
 
 def explain(plan: Plan) -> str:
     """The plan as a derivation in numbered steps, every figure exact and then in a human unit."""
-    parts = [_title(plan), _one_token(plan), _one_sequence(plan), _per_gpu(plan), _fits(plan), _speed(plan), _mix(plan)]
+    parts = [_title(plan), _one_token(plan), _one_sequence(plan), _per_gpu(plan)]
+    if plan.weights is not None:
+        parts += [_fits(plan), _speed(plan), _mix(plan)]
     blocks = ["\n".join(lines) for lines in parts if lines]
     blocks.append("\n".join(["Assumptions", *(_wrapped(f"- {row}", "  ", "    ") for row in assumptions(plan))]))
     return "\n".join(_fitted(line) for line in "\n\n".join(blocks).splitlines())

@@ -196,3 +196,14 @@ def test_the_default_context_stays_within_the_models_positions():
     assert make_plan("llama-3-8b").context == 8192
     assert make_plan("llama-2-7b").context == 4096
     assert any("beyond" in row for row in make_plan("llama-2-7b", context="8k").to_json()["assumptions"])
+
+
+def test_a_config_that_says_too_little_for_the_weights_is_still_sized_and_nothing_is_guessed():
+    config = {"model_type": "baichuan", "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8}
+    plan = make_plan(config, context=100)
+    found = plan.to_json()
+    assert found["kv_bytes"] == 100 * 4 * 2 * 512 * 2
+    for key in ("weights_bytes", "max_concurrent", "batch_fits", "longest_context", "timing", "mix"):
+        assert found[key] is None, key
+    assert any("number of weights unknown" in row for row in found["assumptions"])
+    assert "What fits" not in plan.explain() and "number of weights unknown" in plan.explain()
