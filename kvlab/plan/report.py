@@ -95,7 +95,8 @@ def _one_sequence(plan: Plan) -> list[str]:
             ("padding", sequence.padding),
             ("reserved for tokens in flight", sequence.reserve),
         ):
-            lines.append(f"    {value:>18,}  {label} ({_share(value, sequence.total)})")
+            if value:
+                lines.append(f"    {value:>18,}  {label} ({_share(value, sequence.total)})")
         lines += _groups(plan)
     return lines
 
@@ -190,7 +191,7 @@ def _speed(plan: Plan) -> list[str]:
 def _decode_lines(plan: Plan, step: StepTime, batch: int) -> Iterator[str]:
     bandwidth = plan.options.hardware.bandwidth_bytes_per_s
     yield f"  A decode step of {batch:,}: {gb(step.weights_read_bytes)} of weights + {gb(step.cache_bytes)} of cache"
-    rate = f"{batch / step.seconds:,.1f} tokens/s" if step.seconds else "no bytes to read"
+    rate = f"{batch / step.seconds:,.1f} tokens/s" + (" together" if batch > 1 else "")
     yield f"    / {bandwidth / 1e9:,.0f} GB/s = {_ms(step.memory_s)}; {rate}, bound by {_bound(step)}"
 
 
