@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -43,10 +44,13 @@ class PagedSequences:
                 views[layer] = page_views(buffer, layout)
         return [views[layer] for layer in sorted(views)]
 
-    def step(self, work: dict[int, Sequence[int]], padded_rows: int = 0) -> dict[int, Tensor]:
+    def step(
+        self, work: dict[int, Sequence[int]], padded_rows: int = 0, *, last_only: bool = False
+    ) -> dict[int, Tensor]:
         """Logits [tokens, vocab] of each sequence after running `work`: sequence -> its next token ids.
 
-        `padded_rows` rows that belong to no sequence are appended to the batch.
+        With `last_only` logits [1, vocab], of each sequence's last token. `padded_rows` rows that belong to no
+        sequence are appended to the batch.
         """
         order = sorted(work, key=lambda seq: (len(work[seq]) != 1, seq))
         counts = [len(work[seq]) for seq in order]
@@ -57,9 +61,10 @@ class PagedSequences:
             for group, table in zip(self._groups, self._tables, strict=True)
         ]
         ids = [token for seq in order for token in work[seq]] + [0] * padded_rows
-        rows = torch.tensor(ids, device=self.model.device)
-        logits = self.model.decoder.forward(rows, batches, self._views)
-        pieces = logits[: sum(counts)].split(counts)
+        ends = torch.tensor(list(accumulate(counts)), device=self.model.device)
+        inputs = torch.tensor(ids, device=self.model.device)
+        logits = self.model.decoder.forward(inputs, batches, self._views, ends - 1 if last_only else None)
+        pieces = logits.split(1) if last_only else logits[: sum(counts)].split(counts)
         return dict(zip(order, pieces, strict=True))
 
     def _batch(
