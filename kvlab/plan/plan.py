@@ -142,6 +142,7 @@ def make_plan(target: str | Mapping[str, Any] | ModelSpec, **options: Any) -> Pl
             config, name=name, kv_format=asked.kv_dtype, state_format=asked.state_dtype,
             conv_format=asked.conv_dtype, image_tokens=asked.image_tokens,
         )  # fmt: skip
+        model = replace(model, notes=model.notes + _published_format(config, asked))
         weights, problem = _weights(config)
     asked = _filled(asked, model)
     plan = Plan(model, stage_models(model, asked.sharding), asked, weights, _mla_dims(config), source, problem)
@@ -168,6 +169,14 @@ def _weights(config: Mapping[str, Any]) -> tuple[WeightCount | None, str]:
         return count(dict(config)), ""
     except ValueError as error:
         return None, str(error)
+
+
+def _published_format(config: Mapping[str, Any], options: PlanOptions) -> tuple[str, ...]:
+    """A note when the checkpoint itself is quantized: the planner counts weights in the format it is asked for."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if not method:
+        return ()
+    return (f"the checkpoint is published quantized ({method}); weights are counted in {options.weight_dtype}",)
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -207,3 +207,13 @@ def test_a_config_that_says_too_little_for_the_weights_is_still_sized_and_nothin
         assert found[key] is None, key
     assert any("number of weights unknown" in row for row in found["assumptions"])
     assert "What fits" not in plan.explain() and "number of weights unknown" in plan.explain()
+
+
+def test_a_quantized_checkpoint_is_pointed_out_and_counted_as_asked():
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100,
+        "intermediate_size": 128, "quantization_config": {"quant_method": "fp8"},
+    }  # fmt: skip
+    wide, narrow = (make_plan(config, weight_dtype=f).to_json() for f in ("bf16", "fp8"))
+    assert wide["weights_bytes"] == 2 * narrow["weights_bytes"]
+    assert any("published quantized (fp8); weights are counted in bf16" in row for row in wide["assumptions"])
