@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 LAB_FLAGS ?=
 PORT ?= 8000
 
-.PHONY: help lab lab-setup setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma serve-book clean distclean
+.PHONY: help lab lab-setup setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma clean-chapters check-chapters clean distclean
 
 help: ## what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,12 @@ quality: setup ## KL and perplexity of every storage format on the default model
 
 gemma: setup ## fetch the optional second model, Gemma 3 270M (Gemma terms of use), about 250 MB
 	@$(PY) tools/setup_env.py --gemma
+
+clean-chapters: ## take outputs out of the chapters, before a commit
+	@$(PYTHON) tools/clean_chapters.py
+
+check-chapters: ## list what in the chapters breaks a rule
+	@$(PYTHON) tools/check_chapters.py
 
 clean: ## remove what a build made
 	@rm -rf build _build .pytest_cache .ruff_cache node_modules

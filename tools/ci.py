@@ -36,7 +36,8 @@ class Job:
 def pytest(name: str, *arguments: str, workers: int = 2) -> list[str]:
     """A pytest call without the slow tests, with its report kept for the closing count."""
     report = f"--junit-xml={REPORTS / name}.xml"
-    call = [PY, "-m", "pytest", "-m", "not slow", "--durations=5", "--durations-min=5", report, *arguments]
+    which = "book and not slow" if name == "browser" else "not book and not slow"
+    call = [PY, "-m", "pytest", "-m", which, "--durations=5", "--durations-min=5", report, *arguments]
     return [*call, "-n", str(workers)] if workers > 1 else call
 
 
@@ -54,13 +55,13 @@ def lint_job() -> list[list[str]]:
 
 def unit_job() -> list[list[str]]:
     """All tests but those that the other jobs run."""
-    ignored = [f"--ignore={path}" for path in (PARITY, *KERNELS, "tests/book/pages")]
+    ignored = [f"--ignore={path}" for path in (PARITY, *KERNELS)]
     return [pytest("unit", "tests", *ignored)]
 
 
 def browser_job() -> list[list[str]]:
     """The built pages, and JupyterLab, in a real browser."""
-    return [[PY, "tools/browser.py"], pytest("browser", "tests/book/pages", workers=1)]
+    return [[PY, "tools/browser.py"], pytest("browser", "tests", workers=1)]
 
 
 JOBS = (

@@ -8,6 +8,7 @@ After a run the copy is scanned for failures that nbmake lets pass: errors insid
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import hashlib
 import json
@@ -15,7 +16,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -71,8 +71,18 @@ def failures_nbmake_passes(notebook: dict) -> list[str]:
     return found
 
 
+def end_all(pid: int) -> None:
+    """Ends a process and everything below it: a kernel has a session of its own and would outlive its group."""
+    import psutil
+
+    family = psutil.Process(pid).children(recursive=True)
+    for process in [psutil.Process(pid), *family]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def execute(copy: Path) -> str:
-    """Runs `copy` in place; returns "" or what went wrong. The whole process group ends with it: no orphan kernels."""
+    """Runs `copy` in place; returns "" or what went wrong. At the limit it ends with its kernel."""
     command = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}", "-q",
                "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(copy.parent), "--color=no", copy.name]  # fmt: skip
     environment = os.environ | {
@@ -86,7 +96,7 @@ def execute(copy: Path) -> str:
         try:
             text, _ = process.communicate(timeout=NOTEBOOK_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            end_all(process.pid)
             return f"stopped after {NOTEBOOK_SECONDS} s, the limit for one chapter"
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
     print(text.splitlines()[-1] if text else "", flush=True)

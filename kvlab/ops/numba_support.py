@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-# reassociation lets LLVM vectorise sums; NaN and infinity keep their meaning (no "nnan", no "ninf")
-FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+from kvlab.quant.numba_flags import FASTMATH
 
 _lock = threading.RLock()
 

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from kvlab.ops.numba_support import FASTMATH
+from kvlab.quant.numba_flags import FASTMATH
 
 _OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy"}
 

@@ -16,7 +16,8 @@ from kvlab.cli.doctor import find_browser
 ROOT = Path(__file__).resolve().parents[3]
 HTML = ROOT / "_build" / "html"
 SKIPPED_PARTS = {"_static", "_sources", "_images", "_sphinx_design_static"}
-DRAWN = "() => [...document.querySelectorAll('div.kv-plot')].every(b => b.querySelector('.main-svg, canvas'))"
+DRAWN = """() => [...document.querySelectorAll('div.kv-plot')].every(b => b.querySelector('.main-svg, canvas'))
+  && [...document.querySelectorAll('[data-kvlab-widget]')].every(w => w.dataset.mounted === 'true')"""
 
 
 def built_pages() -> list[str]:

@@ -70,6 +70,12 @@ def test_figures_of_the_executed_chapter_are_all_on_the_page(seen) -> None:
     assert seen.page.locator(FIGURES).count() == made
 
 
+def test_every_widget_is_mounted(seen) -> None:
+    boxes = [w.bounding_box() for w in seen.page.locator("[data-kvlab-widget]").all()]
+    assert seen.page.locator("[data-kvlab-widget][data-mounted=true]").count() == len(boxes)
+    assert all(box and box["width"] > 50 and box["height"] > 50 for box in boxes)
+
+
 def test_page_fits_a_phone(seen) -> None:
     seen.page.set_viewport_size({"width": 390, "height": 800})
     seen.page.wait_for_timeout(300)  # figures redraw when their box changes
@@ -113,5 +119,5 @@ def test_theme_button_and_sidebar_work(visit) -> None:
 def test_without_javascript_a_widget_leaves_a_table(visit, path) -> None:
     page = visit(path, javascript=False).page
     assert page.locator("main").inner_text().strip()
-    for widget in page.locator("[data-kv-widget]").all():
-        assert widget.locator("table tr").count() >= 2
+    for widget in page.locator("[data-kvlab-widget]").all():
+        assert widget.locator("table tr").count() >= 4 and widget.locator("table").is_visible()

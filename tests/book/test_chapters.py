@@ -1,0 +1,98 @@
+"""The rules that every chapter keeps, and that the checks see a chapter which breaks them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
+HIDDEN_CELLS = 0  # cells tagged skip-execution or raises-exception, in all chapters together
+
+
+def tool(name: str):
+    """A module of tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+checks = tool("check_chapters")
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def text(source: str) -> dict:
+    return {"cell_type": "markdown", "metadata": {}, "source": source}
+
+
+def code(source: str, **more: object) -> dict:
+    return {"cell_type": "code", "metadata": {}, "source": source, "outputs": [], "execution_count": None, **more}
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_chapter_keeps_the_rules(path) -> None:
+    assert checks.check(read(path)) == []
+
+
+def test_no_cell_is_hidden_from_execution() -> None:
+    found = [line for path in CHAPTERS for line in checks.hidden_failures(read(path))]
+    assert len(found) == HIDDEN_CELLS, found
+
+
+def test_every_page_of_the_contents_exists_and_every_chapter_is_in_them() -> None:
+    contents = (ROOT / "_toc.yml").read_text(encoding="utf-8")
+    listed = [line.split("file:")[1].strip() for line in contents.splitlines() if "file: chapters/" in line]
+    assert listed == [f"chapters/{p.stem}" for p in CHAPTERS]
+
+
+@pytest.mark.parametrize(
+    ("prose", "count"),
+    [
+        ("The cache takes 320 KiB per token.", 1),
+        ("It is 2.5x faster and 40% smaller.", 2),
+        ('It takes <span data-n="a">320 KiB</span> per token.', 0),
+        ('It takes <span data-n="a">320 KiB</span>, not 64 KiB.', 1),
+        ('It takes <span data-n="b">320 KiB</span>.', 1),
+        ("`320 KiB` in code and $2 \\times 3$ in a formula, section 5, chapter 6.", 0),
+        ("> The paper reports 3x.\n> Kwon et al., 2023.\n", 0),
+        ("> The paper reports 3x.\n", 1),
+        ("```{exercise} Size it\nA model has 32 layers.\n```", 0),
+        ("```{note}\nIt has 32 layers.\n```", 1),
+    ],
+)
+def test_numbers_in_prose_are_found(prose, count) -> None:
+    cells = [text(prose), code('book.bound("a", "320 KiB", human_bytes(n))')]
+    assert len(list(checks.unbound_numbers(cells))) == count
+
+
+def test_the_checks_see_each_broken_rule() -> None:
+    long_cell = "\n".join(["x = 1"] * 16)
+    cells = [
+        text("# Title"), text("word " * 2501), code(long_cell), code("y = 2", outputs=[{"output_type": "stream"}]),
+        code('book.compare("early", 1)'), code('book.predict("late", "?", 1)'),
+    ]  # fmt: skip
+    found = "\n".join(checks.check({"cells": cells, "metadata": {}}))
+    for said in ("2502 words", "16 lines", "has outputs", "three cells in a row", "'early' is compared without", "'late' is never"):
+        assert said in found
+
+
+@pytest.mark.parametrize("tag", ["skip-execution", "raises-exception"])
+def test_hiding_tags_and_settings_are_seen(tag) -> None:
+    cell = code("1/0") | {"metadata": {"tags": [tag]}}
+    assert list(checks.hidden_failures({"cells": [cell], "metadata": {"execution": {"allow_errors": True}}})) == [
+        "metadata: allow_errors",
+        f"cell 0: tag {tag}",
+    ]
+
+
+def test_cleaning_removes_what_execution_leaves() -> None:
+    cell = code("1") | {"outputs": [{}], "execution_count": 3, "metadata": {"execution": {"t": 1}, "tags": ["hide-input"]}}
+    clean = tool("clean_chapters").cleaned({"cells": [cell], "metadata": {"widgets": {}}})
+    assert clean["cells"] == [code("1") | {"metadata": {"tags": ["hide-input"]}}] and "widgets" not in clean["metadata"]
