@@ -156,6 +156,7 @@ def record(args: argparse.Namespace) -> dict:
     from kvlab.lab.quality_text import evaluation_text
     from kvlab.lab.record import provenance
 
+    origin = provenance("python -m kvlab.lab.quality " + " ".join(args.raw))  # the code that is about to run
     text = evaluation_text()
     model = load_model(args.model)
     ids = model.tokenizer.encode(text.text)
@@ -181,7 +182,7 @@ def record(args: argparse.Namespace) -> dict:
     )
     return {
         "what": "KL divergence, perplexity and top-1 agreement of KV cache formats against a full-precision cache",
-        **provenance("python -m kvlab.lab.quality " + " ".join(args.raw)),
+        **origin,
         "conditions": conditions,
         "text": {"source": text.source, "licence": text.licence, "sha256": text.sha256, "tokens": needed},
         "seeds": "none: greedy comparison of distributions, nothing is drawn",
@@ -200,9 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="default: SmolLM2-135M-Instruct")
-    parser.add_argument("--formats", nargs="+", default=["bf16", "fp16", "int8", "fp8_e4m3"], help="formats to score")
-    parser.add_argument("--segments", type=int, default=16, help="segments of the text, at least 8 for a band")
-    parser.add_argument("--length", type=int, default=2048, help="tokens of a segment")
+    parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "fp8_e4m3"], help="formats to score")
+    parser.add_argument("--segments", type=int, default=40, help="segments of the text, at least 8 for a band")
+    parser.add_argument("--length", type=int, default=768, help="tokens of a segment")
     parser.add_argument("--out", help="file for the JSON; standard output when absent")
     args = parser.parse_args(argv)
     args.raw = list(sys.argv[1:] if argv is None else argv)

@@ -145,9 +145,8 @@ function controls(params, data) {
     node("fieldset", {}, node("legend", {}, "Serving"),
       powers("context", "Context", "tokens", params.context, 7, 20, (n) => `${whole(n)} tokens (${tokens(n)})`),
       powers("batch", "Batch", "sequences", params.batch, 0, 10, (n) => `${whole(n)} ${n === 1 ? "sequence" : "sequences"}`),
-      node("div", { class: "kvx-pair" },
-        choice("gpu", "GPU", data.gpus, params.gpu),
-        choice("tp", "Tensor parallel (GPUs)", [1, 2, 4, 8, 16], params.tp)),
+      choice("gpu", "GPU", data.gpus, params.gpu),
+      choice("tp", "Tensor parallel (GPUs)", [1, 2, 4, 8, 16], params.tp),
       choice("policy", "Bytes counted as", data.policies.map((p) => [p, POLICY[p] ?? p]), params.policy)));
 }
 
@@ -173,6 +172,7 @@ function readParams(form) {
 function showRelevant(form, params) {
   form.querySelector(".kvx-shape").hidden = params.model !== "own";
   for (const [name, needed] of Object.entries(RELEVANT)) form.elements[name].closest("label").hidden = !needed(params);
+  for (const pair of form.querySelectorAll(".kvx-pair")) pair.hidden = !pair.querySelector("label:not([hidden])");
 }
 
 // ---- drawing ------------------------------------------------------------------------------------------------------
@@ -196,27 +196,29 @@ function patterns(uid) {
 
 const fill = (uid, part) => (part === "weights" ? "fill: var(--kvx-weights)" : `fill: url(#${uid}-${part})`);
 
+const EDGE = "stroke: var(--kvx-text); stroke-width: 1";
+const percent = (n, of) => `${(100 * n) / of}%`;
+
 function memoryBar(uid, memory, used) {
-  const width = 640;
+  // positions in percent and no viewBox: text and patterns keep their size at any width
   const end = Math.max(memory.capacity_bytes, used);
-  const x = (n) => (n / end) * (width - 4) + 2;
-  const svg = node("svg", { viewBox: `0 0 ${width} 66`, role: "img", class: "kvx-bar",
+  const svg = node("svg", { width: "100%", height: 44, role: "img",
     "aria-label": `Memory of one GPU: ${gib(used)} of ${gib(memory.capacity_bytes)} needed` }, patterns(uid));
   let at = 0;
   for (const [part, label] of PARTS) {
     const size = memory[`${part}_bytes`];
     if (!size) continue;
-    svg.append(node("rect", { class: `kvx-part-${part}`, x: x(at), y: 4, width: Math.max(x(at + size) - x(at), 0.5), height: 34,
-      style: `${fill(uid, part)}; stroke: var(--kvx-text); stroke-width: 0.75` }, node("title", {}, `${label}: ${gib(size)}`)));
+    svg.append(node("rect", { class: `kvx-part-${part}`, x: percent(at, end), y: 5, width: percent(size, end), height: 34,
+      style: `${fill(uid, part)}; ${EDGE}` }, node("title", {}, `${label}: ${gib(size)}`)));
     at += size;
   }
-  const limit = x(memory.capacity_bytes);
-  svg.append(
-    node("rect", { x: 2, y: 4, width: limit - 2, height: 34, style: "fill: none; stroke: var(--kvx-text); stroke-width: 1" }),
-    node("line", { x1: limit, x2: limit, y1: 0, y2: 44, style: "stroke: var(--kvx-text); stroke-width: 3" }),
-    node("text", { x: 2, y: 58 }, "0"),
-    node("text", { x: Math.min(limit, width - 2), y: 58, "text-anchor": "end" }, `capacity ${gib(memory.capacity_bytes)}`));
-  return svg;
+  const limit = percent(memory.capacity_bytes, end);
+  svg.append(node("rect", { x: 0, y: 5, width: limit, height: 34, style: `fill: none; ${EDGE}` }),
+    node("line", { x1: limit, x2: limit, y1: 0, y2: 44, style: "stroke: var(--kvx-text); stroke-width: 4" }));
+  return node("div", { class: "kvx-bar" }, svg, node("p", { class: "kvx-scale" }, node("span", {}, "0"),
+    node("span", {}, used > memory.capacity_bytes
+      ? `capacity ${gib(memory.capacity_bytes)} (thick line), needed ${gib(used)}`
+      : `capacity ${gib(memory.capacity_bytes)}`)));
 }
 
 function memoryKeys(uid, memory, used) {
@@ -255,7 +257,7 @@ function summarize(state) {
   const p = state.params;
   const used = PARTS.reduce((sum, [part]) => sum + state.memory[`${part}_bytes`], 0);
   const fits = used <= state.memory.capacity_bytes;
-  return `${state.name} on ${p.tp === 1 ? "one" : p.tp} ${state.gpu}${p.tp === 1 ? "" : "s"}: ` +
+  return `${state.name} on ${p.tp} x ${state.gpu}: ` +
     `${whole(p.batch)} ${p.batch === 1 ? "sequence" : "sequences"} of ${whole(p.context)} tokens ` +
     `${p.batch === 1 ? "needs" : "need"} ${gib(used)} of ${gib(state.memory.capacity_bytes)} per GPU` +
     `${fits ? "" : ", which does not fit"}; ${whole(state.max_concurrent)} would fit; ` +
@@ -288,16 +290,14 @@ function results(uid, state, data) {
 
 function pairOfBars(title, unit, predicted, measured, show, uid) {
   const end = Math.max(predicted, measured) || 1;
-  const bar = (y, label, value, style, name) => [
-    node("text", { x: 0, y: y + 15 }, label),
-    node("rect", { class: `kvx-measured-${name}`, x: 90, y, width: Math.max((value / end) * 330, 1), height: 20,
-      style: `${style}; stroke: var(--kvx-text); stroke-width: 0.75` }),
-    node("text", { x: 96 + (value / end) * 330, y: y + 15 }, show(value)),
+  const bar = (label, value, part) => [
+    node("span", {}, label),
+    node("svg", { width: "100%", height: 22, "aria-hidden": "true" }, patterns(`${uid}-${part}`),
+      node("rect", { class: `kvx-${label}`, x: 0, y: 1, width: percent(value, end), height: 20, style: `${fill(`${uid}-${part}`, part)}; ${EDGE}` })),
+    node("b", {}, show(value)),
   ];
-  return node("div", {}, node("h4", {}, `${title} (${unit})`),
-    node("svg", { viewBox: "0 0 640 52", role: "img", "aria-label": `${title}: predicted ${show(predicted)}, measured ${show(measured)}` },
-      patterns(uid), ...bar(2, "predicted", predicted, fill(uid, "weights"), "predicted"),
-      ...bar(28, "measured", measured, fill(uid, "cache"), "measured")));
+  return node("div", { class: "kvx-bars", role: "group", "aria-label": `${title}: predicted ${show(predicted)}, measured ${show(measured)}` },
+    node("h4", {}, `${title} (${unit})`), ...bar("predicted", predicted, "weights"), ...bar("measured", measured, "cache"));
 }
 
 function measurePanel(uid, talk, current) {

@@ -293,7 +293,7 @@ def test_text_can_be_read_in_both_themes(site: str, browser, theme: str) -> None
     page = Page(browser, site).mounted()
     page.page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
     for selector in (".kvx-summary", ".kvx label > span", ".kvx legend", ".kvx select", ".kvx-cards dt", ".kvx-note",
-                     ".kvx-command", ".kvx-bar text", ".kvx-keys b", ".kvx output"):  # fmt: skip
+                     ".kvx-command", ".kvx-scale span", ".kvx-keys b", ".kvx output"):  # fmt: skip
         assert contrast(page.page, selector) >= 4.5, f"{selector} in {theme}"
     page.context.close()
 
@@ -302,7 +302,7 @@ def test_a_phone_shows_it_all_without_scrolling_sideways(site: str, browser) -> 
     page = Page(browser, site, viewport={"width": 390, "height": 800}).mounted()
     page.change("model", "own")
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
-    for box in page.page.locator(".kvx :is(select, input, button, svg.kvx-bar)").all():
+    for box in page.page.locator(".kvx :is(select, input, button, .kvx-bar)").all():
         if box.is_visible():
             found = box.bounding_box()
             assert found["x"] >= 0 and found["x"] + found["width"] <= 390 and found["height"] >= 15
