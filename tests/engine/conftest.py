@@ -6,10 +6,12 @@ at a time, from the checkpoint's own tensors.
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kvlab.engine import SamplingParams
 from kvlab.engine.sampler import RowParams, sample
@@ -166,3 +168,12 @@ def tiny():
 def every_tiny(request) -> Tiny:
     """Each kind in turn: full attention, windows alone, both."""
     return _TINY.setdefault(request.param, Tiny(request.param))
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory):
+    """A model directory of kind "both", in fp32, without a tokenizer."""
+    path, both = tmp_path_factory.mktemp("model"), Tiny("both")
+    (path / "config.json").write_text(json.dumps(both.config))
+    save_file({name: tensor.float() for name, tensor in both.state.items()}, str(path / "model.safetensors"))
+    return path
