@@ -75,7 +75,7 @@ def table(rows: Iterable[Sequence[Any]], head: Sequence[str], *, caption: str) -
         for cell in row:
             numeric = isinstance(cell, int | float) and not isinstance(cell, bool)
             shown = f"{cell:,}" if isinstance(cell, int) and numeric else str(cell)
-            cells.append(f'<td{" class=num" if numeric or _looks_numeric(shown) else ""}>{html.escape(shown)}</td>')
+            cells.append(f"<td{' class=num' if numeric or _looks_numeric(shown) else ''}>{html.escape(shown)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     body = "".join(lines) + "</tbody>"
     markup = (

@@ -9,13 +9,15 @@ result:
     stated = ["320 KB"]
     check = [{ call = "bytes_per_token", model = "llama-3-70b" }]
 
-Any other carries `verdict`, `basis` (source and date, or version and file:symbol) and, where the verdict asks for one, a
-`correction`. A computed claim may be judged more strictly than its arithmetic, with `verdict` and `because`.
+Checks under `also` are shown beside the others and not judged: what the correction needs. Any other claim carries
+`verdict`, `basis` (source and date, or version and file:symbol) and, where the verdict asks for one, a `correction`.
+Arithmetic does not see everything: a computed claim may carry its own `verdict`, and says why in `because`.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -79,33 +81,42 @@ def entries(chapter: int | None = None) -> tuple[Entry, ...]:
     return found
 
 
+FIELDS = ("id", "says", "stated", "check", "also", "verdict", "because", "basis", "correction", "chapter")
+
+
 def _entry(row: dict[str, Any]) -> Entry:
+    name = f"claim {row.get('id')!r}"
+    if unknown := sorted(set(row) - set(FIELDS)):
+        raise ValueError(f"{name}: field {unknown[0]!r} must be one of {', '.join(FIELDS)}")
     try:
-        recomputed, verdict, basis = _recompute(row) if "check" in row else ("", row["verdict"], row["basis"])
+        recomputed, verdict, basis = _computed(row) if "check" in row else ("", row["verdict"], row["basis"])
+        entry = Entry(
+            row["id"], row["chapter"], row["says"], tuple(row.get("stated", ())), recomputed, verdict,
+            row.get("correction", ""), basis, "check" in row,
+        )  # fmt: skip
     except KeyError as missing:
-        raise ValueError(f"claim {row.get('id')!r}: lacks {missing}") from None
-    if "check" in row and "verdict" in row:
-        verdict, basis = row["verdict"], f"{basis}; {row['because']}"
+        raise ValueError(f"{name}: lacks {missing}") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     if verdict not in VERDICTS:
-        raise ValueError(f"claim {row['id']!r}: verdict {verdict!r} must be one of {', '.join(VERDICTS)}")
-    return Entry(
-        row["id"], row["chapter"], row["says"], tuple(row.get("stated", ())), recomputed, verdict,
-        row.get("correction", ""), basis, "check" in row,
-    )  # fmt: skip
+        raise ValueError(f"{name}: verdict {verdict!r} must be one of {', '.join(VERDICTS)}")
+    return entry
 
 
-def _recompute(row: dict[str, Any]) -> tuple[str, str, str]:
-    """(what came out, verdict, calls made) of a computed claim."""
-    shown, verdicts, calls = [], [], []
-    stated = row.get("stated", [])
-    if stated and len(stated) != len(row["check"]):
-        raise ValueError(f"claim {row['id']!r}: states {len(stated)} figures, checks {len(row['check'])}")
-    for i, check in enumerate(row["check"]):
-        value = checks.run(check)
-        shown.append(value.text)
-        calls.append(checks.describe(check))
-        if stated:
-            verdicts.append(judge(parse(stated[i]), value.number, value.other_readings))
-        else:
-            verdicts.append("reproduced" if value.number else "wrong")
-    return "; ".join(shown), worst(verdicts), "; ".join(calls)
+def _computed(row: dict[str, Any]) -> tuple[str, str, str]:
+    """(what came out, verdict, calls made and why the verdict is not theirs) of a computed claim."""
+    values = [checks.run(check) for check in row["check"]]
+    extra = [checks.run(check) for check in row.get("also", ())]
+    verdict = row["verdict"] if "verdict" in row else _judged(row.get("stated", ()), values)
+    notes = [row["because"]] if "verdict" in row or "because" in row else []
+    calls = [checks.describe(check) for check in (*row["check"], *row.get("also", ()))]
+    return "; ".join(v.text for v in (*values, *extra)), verdict, "; ".join(calls + notes)
+
+
+def _judged(stated: Sequence[str], values: list[checks.Value]) -> str:
+    """The worst verdict over the figures; a claim without figures holds when its checks give anything but 0."""
+    if not stated:
+        return "reproduced" if all(value.number for value in values) else "wrong"
+    if len(stated) != len(values):
+        raise ValueError(f"states {len(stated)} figures, checks {len(values)}")
+    return worst([judge(parse(s), v.number, v.other_readings) for s, v in zip(stated, values, strict=True)])

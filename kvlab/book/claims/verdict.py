@@ -1,8 +1,9 @@
 """From a stated figure and a computed one to a verdict, by one rule for every claim.
 
-A figure is stated to the digits it is printed with: "10.5 GB" means 10.45 to 10.55. If the computed value falls in that
-range it is reproduced; if it does only under another reading of the units (KiB for KB, k = 1,000 tokens) it is
-reproduced with a note; within a tenth it is imprecise; else wrong.
+A figure is stated to the digits it is printed with: "10.5 GB" means 10.45 to 10.55, and "~70 KB", which says that its
+zero is not exact, 65 to 75. If the computed value falls in that range it is reproduced; if it does only under another
+reading of the units (KiB for KB, k = 1,000 tokens) it is reproduced with a note; within a tenth it is imprecise; else
+wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _PLAIN = {
     "M": 10**6, "billion": 10**9, "trillion": 10**12, "words": 1,
     "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60,
 }  # fmt: skip
+_FIGURE = r"\d[\d,]*(?:\.\d+)?"
 
 
 @dataclass(frozen=True)
@@ -40,22 +42,25 @@ def parse(text: str) -> Stated:
     Raises:
         ValueError: not a number with a known unit.
     """
-    match = re.fullmatch(r"[~<>]?\s*([\d,.]+)(?:\s*-\s*([\d,.]+))?\s*([A-Za-z%]*)", text.strip())
+    match = re.fullmatch(rf"~?\s*({_FIGURE})(?:\s*-\s*({_FIGURE}))?\s*([A-Za-z%]*)", text.strip())
     unit = match.group(3) if match else ""
     if not match or unit not in _PLAIN | _DECIMAL:
         raise ValueError(f"stated {text!r}: must be a number, or a range, with one of {', '.join(_PLAIN | _DECIMAL)}")
     first, last = match.group(1), match.group(2) or match.group(1)
-    return Stated(_number(first) - _half(first), _number(last) + _half(last), unit, text)
+    about = text.strip().startswith("~")
+    return Stated(_number(first) - _half(first, about), _number(last) + _half(last, about), unit, text)
 
 
 def _number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def _half(text: str) -> float:
-    """Half a unit of the last printed digit; trailing zeros of a whole number count as printed."""
-    decimals = len(text.partition(".")[2])
-    return 0.5 * 10**-decimals
+def _half(text: str, about: bool) -> float:
+    """Half a unit of the last printed digit; trailing zeros of a whole number count as printed unless it is "about"."""
+    _, _, decimals = text.partition(".")
+    digits = text.replace(",", "")
+    zeros = len(digits) - len(digits.rstrip("0")) if about and not decimals and _number(text) else 0
+    return 0.5 * 10.0 ** (zeros - len(decimals))
 
 
 def judge(stated: Stated, computed: float, other_readings: tuple[float, ...] = ()) -> str:

@@ -1,0 +1,44 @@
+"""Checks that relate other checks: a ratio, a difference, a comparison. The only arithmetic the ledger has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvlab.book.claims.checks.registry import Value, check, run
+from kvlab.specs.units import gb, gib
+
+Check = dict[str, Any]
+
+
+@check
+def ratio(of: Check, to: Check) -> Value:
+    """One check's number divided by another's."""
+    top, bottom = run(of), run(to)
+    others = tuple(a / b for a, b in zip(top.other_readings, bottom.other_readings, strict=False))
+    number = top.number / bottom.number
+    return Value(number, f"{top.short} / {bottom.short} = {number:,.3g}", others)
+
+
+@check
+def remainder(of: Check, less: list[Check]) -> Value:
+    """Bytes of one check without those of others."""
+    whole, taken = run(of), [run(row) for row in less]
+    number = int(whole.number - sum(value.number for value in taken))
+    terms = " - ".join(gb(int(value.number)) for value in (whole, *taken))
+    return Value(number, f"{terms} = {gb(number)} = {gib(number)}")
+
+
+@check
+def exceeds(of: Check, to: Check) -> Value:
+    """1 when the first check's number is larger than the second's, else 0."""
+    top, bottom = run(of), run(to)
+    number = float(top.number > bottom.number)
+    return Value(number, f"{top.short} {'>' if number else '<='} {bottom.short}")
+
+
+@check
+def equals(of: Check, to: Check) -> Value:
+    """1 when two checks give the same number, else 0."""
+    left, right = run(of), run(to)
+    number = float(left.number == right.number)
+    return Value(number, f"{left.short} {'is' if number else 'is not'} {right.short}")
