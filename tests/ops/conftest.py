@@ -1,0 +1,6 @@
+"""Lets tests of this folder import its helpers by name, whatever pytest's import mode."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

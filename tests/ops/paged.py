@@ -1,0 +1,121 @@
+"""A pool full of NaN with some sequences in it, and attention written as a loop over queries: the oracle."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from kvlab.ops.batch import AttentionBatch, make_batch
+from kvlab.ops.views import PageViews, page_views
+from kvlab.quant import get_codec
+from kvlab.specs.formats import get_format
+from kvlab.specs.layout import page_layout
+from kvlab.specs.parts import Attention
+
+
+@dataclass
+class Paged:
+    """Sequences in pages, and the same keys and values as plain tensors.
+
+    Attributes:
+        views, batch: what operations get.
+        keys, values: per sequence, [seq_len, Hkv, D], as they come back from the storage format, fp64.
+    """
+
+    views: PageViews
+    batch: AttentionBatch
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+def poisoned_views(fmt: str, heads: int, head_dim: int, block_size: int, pages: int) -> PageViews:
+    """Views of a pool in which every byte is 255: NaN in every float format, and in the scales of int8."""
+    layout = page_layout(Attention(heads, head_dim, head_dim, get_format(fmt)), block_size)
+    return page_views(torch.full((pages, layout.page_bytes), 255, dtype=torch.uint8), layout)
+
+
+def shuffled_table(seq_lens: list[int], block_size: int, generator: torch.Generator) -> torch.Tensor:
+    """int32 [B, width]: pages in random order, none twice, none the null page, null pages behind the end."""
+    counts = [-(-n // block_size) for n in seq_lens]
+    order = (torch.randperm(sum(counts) + 3, generator=generator) + 1).tolist()
+    table = torch.zeros(len(seq_lens), max(counts) + 2, dtype=torch.int32)
+    for row, count in zip(table, counts, strict=True):
+        row[:count] = torch.tensor(order[:count], dtype=torch.int32)
+        del order[:count]
+    return table
+
+
+def fill(
+    fmt: str, shape: tuple[int, int, int], lens: tuple[list[int], list[int]], padded_rows: int = 0, seed: int = 0
+) -> Paged:
+    """Sequences stored one value at a time, without the operation under test.
+
+    Args:
+        shape: (Hkv, D, block_size).
+        lens: (query_lens, seq_lens).
+    """
+    heads, head_dim, block_size = shape
+    query_lens, seq_lens = lens
+    generator = torch.Generator().manual_seed(seed)
+    table = shuffled_table(seq_lens, block_size, generator)
+    views = poisoned_views(fmt, heads, head_dim, block_size, sum(-(-n // block_size) for n in seq_lens) + 4)
+    keys, values = [], []
+    for b, n in enumerate(seq_lens):
+        new = torch.randn(2, n, heads, head_dim, generator=generator, dtype=torch.float64)
+        stored = []
+        for rows, codes, scales in ((new[0], views.k, views.k_scale), (new[1], views.v, views.v_scale)):
+            encoded, scale = get_codec(fmt).encode(rows)
+            stored.append(get_codec(fmt).decode(encoded, scale).double())
+            for t in range(n):
+                page, offset = int(table[b, t // block_size]), t % block_size
+                codes[page, :, offset] = encoded[t]
+                if scales is not None:
+                    scales[page, :, offset] = scale[t]
+        keys.append(stored[0])
+        values.append(stored[1])
+    batch = make_batch(query_lens, seq_lens, table, block_size, padded_rows)
+    return Paged(views, batch, keys, values)
+
+
+def oracle(query: torch.Tensor, paged: Paged, scale: float, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
+    """Attention [T, Hq, D] in fp64, one query and head after the other; rows of no sequence are 0."""
+    out = torch.zeros(query.shape, dtype=torch.float64)
+    starts = paged.batch.query_start_loc.tolist()
+    share = query.shape[1] // paged.views.k.shape[1]
+    for b, (key, value) in enumerate(zip(paged.keys, paged.values, strict=True)):
+        for row in range(starts[b], starts[b + 1]):
+            position = len(key) - (starts[b + 1] - row)
+            low = max(0, position - window + 1) if window else 0
+            for h in range(query.shape[1]):
+                scores = key[low : position + 1, h // share] @ query[row, h].double() * scale
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                out[row, h] = scores.softmax(0) @ value[low : position + 1, h // share]
+    return out
+
+
+def pairwise(options: dict[str, list], seed: int = 0) -> list[dict]:
+    """Cases in which every two values of different options meet at least once, found greedily."""
+    names = list(options)
+    wanted = {
+        (a, va, b, vb)
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for va in range(len(options[names[a]]))
+        for vb in range(len(options[names[b]]))
+    }
+    generator = torch.Generator().manual_seed(seed)
+    cases = []
+    while wanted:
+        best: tuple[int, list[int]] = (0, [])
+        for _ in range(40):
+            picks = [int(torch.randint(len(options[n]), (1,), generator=generator)) for n in names]
+            a, va, b, vb = min(wanted)  # always covers something that is missing
+            picks[a], picks[b] = va, vb
+            gain = sum((i, picks[i], j, picks[j]) in wanted for i, j in itertools.combinations(range(len(names)), 2))
+            best = max(best, (gain, picks))
+        picks = best[1]
+        wanted -= {(i, picks[i], j, picks[j]) for i, j in itertools.combinations(range(len(names)), 2)}
+        cases.append({n: options[n][i] for n, i in zip(names, picks, strict=True)})
+    return cases

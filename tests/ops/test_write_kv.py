@@ -1,0 +1,87 @@
+"""write_kv: what was asked for is written, and not one byte more."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+from paged import poisoned_views
+
+from kvlab.ops import numba_support
+from kvlab.ops.attention import paged_attention
+from kvlab.ops.batch import make_batch
+from kvlab.ops.views import page_views
+from kvlab.ops.write_kv import write_kv
+from kvlab.quant import get_codec
+from kvlab.specs.formats import get_format
+from kvlab.specs.layout import page_layout
+from kvlab.specs.parts import Attention
+
+BACKENDS = ["reference", "torch", "cpu"]
+FORMATS = ["fp32", "bf16", "fp16", "fp8_e4m3", "int8"]
+
+
+def use(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    if backend == "cpu" and not numba_support.available():
+        pytest.skip("Numba is not installed")
+    monkeypatch.setenv("KVLAB_OPS", backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("head_dim", [64, 20])
+def test_rows_land_in_their_slots_and_nowhere_else(backend: str, fmt: str, head_dim: int, monkeypatch) -> None:
+    use(monkeypatch, backend)
+    views = poisoned_views(fmt, 3, head_dim, 5, pages=6)
+    slots = torch.tensor([4 * 5 + 4, -1, 2 * 5 + 0, 5 * 5 + 3, -1])
+    key, value = torch.randn(2, 5, 3, head_dim)
+    write_kv(key, value, views, slots)
+    touched = torch.zeros(6, 5, dtype=torch.bool)
+    for t, slot in enumerate(slots.tolist()):
+        if slot < 0:
+            continue
+        page, offset = divmod(slot, 5)
+        touched[page, offset] = True
+        for rows, codes, scales in ((key, views.k, views.k_scale), (value, views.v, views.v_scale)):
+            expected = get_codec(fmt).decode(*get_codec(fmt).encode(rows[t]))
+            scale = None if scales is None else scales[page, :, offset]
+            assert torch.equal(get_codec(fmt).decode(codes[page, :, offset], scale), expected)
+    # every other byte of the pool, padding included, still is 255
+    expected_bytes = torch.full_like(views.buffer, 255)
+    mine = page_views(expected_bytes, views.layout)
+    for page, offset in touched.nonzero().tolist():
+        for a, b in ((mine.k, views.k), (mine.v, views.v), (mine.k_scale, views.k_scale), (mine.v_scale, views.v_scale)):
+            if a is not None and b is not None:
+                a[page, :, offset] = b[page, :, offset]
+    assert torch.equal(expected_bytes, views.buffer)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strided_rows_as_a_fused_projection_gives_them(backend: str, monkeypatch) -> None:
+    use(monkeypatch, backend)
+    views = poisoned_views("fp32", 2, 8, 4, pages=3)
+    fused = torch.randn(3, 8, 8)
+    _, key, value = fused.split((4, 2, 2), dim=1)
+    write_kv(key, value, views, torch.tensor([4, 5, 11]))
+    assert torch.equal(views.k[2, :, 3], key[2]) and torch.equal(views.v[1, :, 1], value[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pools_beyond_two_to_the_31_elements(backend: str, monkeypatch) -> None:
+    """Pitfall 53: products of ids and strides in int32 wrap around. The pool is reserved, and only two pages are touched."""
+    use(monkeypatch, backend)
+    layout = page_layout(Attention(2, 128, 128, get_format("fp8_e4m3")), 16)
+    pages = 2**31 // layout.page_bytes + 9
+    memory = mmap.mmap(-1, pages * layout.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    buffer = torch.frombuffer(memory, dtype=torch.uint8).view(pages, layout.page_bytes)
+    views = page_views(buffer, layout)
+    last = pages - 1
+    assert last * layout.page_bytes > 2**31
+    key, value = torch.full((2, 2, 2, 128), 2.0)
+    value[1] = 4.0
+    batch = make_batch([2], [2], torch.tensor([[last]], dtype=torch.int32), 16)
+    write_kv(key, value, views, batch.slot_mapping)
+    assert buffer[last].any() and not buffer[last - 2**31 // layout.page_bytes].any()
+    out = paged_attention(torch.randn(2, 2, 128), views, batch, scale=0.1)
+    assert torch.equal(out[0], torch.full((2, 128), 2.0)) and torch.equal(out[1], torch.full((2, 128), 3.0))
