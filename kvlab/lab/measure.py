@@ -32,9 +32,9 @@ from kvlab.specs.pages import most_pages
 from kvlab.specs.units import human_bytes
 
 STEPS = 8
-TIME_LIMIT_S = 14.0  # of decoding steps begun; the whole returns within 20 s on two cores
-CPU_BYTES = 1200 * 2**20  # what two cores fill and read often enough in that time
-CPU_OPERATIONS = 3e10  # of one step
+TIME_LIMIT_S = 15.0  # no decode step begins later than this; the whole returns within 20 s on two cores
+CPU_BYTES = 640 * 2**20  # what two cores fill and read often enough in that time
+CPU_OPERATIONS = 2e10  # of one step
 GPU_OPERATIONS = 1e14
 
 Tell = Callable[[str], None]
@@ -68,6 +68,7 @@ def measure(
         ValueError: a shape the engine does not run, or one that cannot be cut to fit.
         CancelledError: `cancelled` said so.
     """
+    begun = time.perf_counter()
     state = explorer_state(params)
     config = state["config"] or _preset_config(state["params"]["model"])
     _check(config)
@@ -83,7 +84,7 @@ def measure(
     rates = device_rates(device, DTYPES[dtype])
     tell(f"filling {human_bytes(cut.kv_bytes)} of cache")
     engine = filled_engine(model, work, cancelled)
-    seconds = decode(engine, tell, cancelled)
+    seconds = decode(engine, begun + TIME_LIMIT_S, tell, cancelled)
     step = predicted_step(cut, engine, work, rates)
     return _result(cut, work, engine, (step, seconds), rates)
 
@@ -119,7 +120,9 @@ def random_model(cut: CutShape, dtype: str, device: torch.device, cancelled: Cal
     return LoadedModel(spec, config, cut.config, decoder, None, "measured shape", "random weights", dtype)
 
 
-def _random_tensors(shapes: dict, device: torch.device, cancelled: Callable[[], bool]) -> Iterator[tuple[str, torch.Tensor]]:
+def _random_tensors(
+    shapes: dict, device: torch.device, cancelled: Callable[[], bool]
+) -> Iterator[tuple[str, torch.Tensor]]:
     # one random block, repeated: drawing a gigabyte would take longer than measuring with it
     generator = torch.Generator(device="cpu").manual_seed(0)
     block = (2 * torch.rand(2**20, generator=generator) - 1).to(device)
@@ -136,7 +139,9 @@ def _random_tensors(shapes: dict, device: torch.device, cancelled: Callable[[], 
 def filled_engine(model: LoadedModel, work: Workload, cancelled: Callable[[], bool]) -> Engine:
     """An engine whose pool holds exactly the workload, every sequence STEPS tokens short of `context`."""
     groups_of = _groups(model, work)
-    blocks = tuple(1 + work.batch * most_pages(g.retention, g.block_size, work.context, work.in_flight) for g in groups_of)
+    blocks = tuple(
+        1 + work.batch * most_pages(g.retention, g.block_size, work.context, work.in_flight) for g in groups_of
+    )
     engine = Engine(
         model, kv_dtype=work.kv_dtype, block_size=work.block_size, num_blocks=blocks, max_model_len=work.context,
         max_num_seqs=work.batch, max_batched_tokens=work.batch, log_events=64,
@@ -181,12 +186,14 @@ def _fill_pages(engine: Engine, cancelled: Callable[[], bool]) -> None:
         views.buffer[0] = 0
 
 
-def decode(engine: Engine, tell: Tell, cancelled: Callable[[], bool]) -> list[float]:
-    """Seconds of each timed decode step; the first step, which compiles and touches memory first, is left out."""
-    begun = time.perf_counter()
+def decode(engine: Engine, deadline: float, tell: Tell, cancelled: Callable[[], bool]) -> list[float]:
+    """Seconds of each timed decode step; the first step, which compiles and touches memory first, is left out.
+
+    At most STEPS - 1 steps, and after the first none that begins later than `deadline` (of `time.perf_counter`).
+    """
     engine.step()
     seconds: list[float] = []
-    while len(seconds) < STEPS - 1 and (len(seconds) < 2 or time.perf_counter() - begun < TIME_LIMIT_S):
+    while len(seconds) < STEPS - 1 and (not seconds or time.perf_counter() < deadline):
         _stop_if(cancelled)
         tell(f"decoding, step {len(seconds) + 1} of {STEPS - 1}")
         start = time.perf_counter()
@@ -247,9 +254,9 @@ def _result(
         f"measured, {share:.0%} of the predicted {predicted['tokens_per_s']:,.1f}.",
         "conditions": [
             f"Cut shape: {cut.describe()}; prediction and measurement are both of this shape.",
-            f"{work.batch:,} sequences of {work.context:,} tokens, cache in {work.kv_dtype} (pages of {work.block_size} "
-            f"tokens, filled with random entries), {human_bytes(cut.weights_bytes)} of random {work.weight_dtype} "
-            "weights, one device, no tensor parallelism.",
+            f"{work.batch:,} sequences of {work.context:,} tokens, cache in {work.kv_dtype} (pages of "
+            f"{work.block_size} tokens, filled with random entries), {human_bytes(cut.weights_bytes)} of random "
+            f"{work.weight_dtype} weights, one device, no tensor parallelism.",
             f"{device_name()}, {_threads()} threads; it reads {rates.bytes_per_s / 1e9:,.1f} GB/s and computes "
             f"{rates.operations_per_s / 1e9:,.0f} billion operations/s by itself, and the prediction uses these: "
             f"a step is bound by {step.bound_by}.",

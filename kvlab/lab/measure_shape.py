@@ -65,7 +65,9 @@ class CutShape:
     def describe(self) -> str:
         """What was cut, in one clause."""
         if self.width == 1 and self.layers == self.of_layers:
-            return f"all {self.layers} layers at full width, {self.vocabulary:,} of {self.of_vocabulary:,} embedding rows"
+            return (
+                f"all {self.layers} layers at full width, {self.vocabulary:,} of {self.of_vocabulary:,} embedding rows"
+            )
         width = "full width" if self.width == 1 else f"1/{self.width} of the width (heads, hidden size, feed-forward)"
         factor = self.of_layers / self.layers
         return (

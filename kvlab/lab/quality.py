@@ -44,7 +44,7 @@ class LockstepCache:
         self.starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=model.device)
 
     def step(self, input_ids: torch.Tensor, position: int) -> torch.Tensor:
-        """Log-probabilities fp32 [num_seqs, vocab] after token `position`, whose ids are `input_ids` int64 [num_seqs]."""
+        """Log-probabilities fp32 [num_seqs, vocab] after token `position`, whose ids are `input_ids` [num_seqs]."""
         n, device = self.num_seqs, self.model.device
         page, offset = divmod(position, BLOCK_SIZE)
         batch = AttentionBatch(

@@ -8,7 +8,7 @@ from typing import Any
 
 import traitlets
 
-from kvlab.plan.explore import ATTENTION, DEFAULTS, explorer_state
+from kvlab.plan.explore import ATTENTION, explorer_state
 from kvlab.plan.hardware import gpus
 from kvlab.plan.policies import POLICIES
 from kvlab.specs import catalogue
@@ -30,7 +30,7 @@ FALLBACK: tuple[dict[str, Any], ...] = (
 def front_end_data() -> dict[str, Any]:
     """What the front end's menus offer, and the recorded quality of storage formats (None when not recorded)."""
     return {
-        "models": catalogue.names(),
+        "models": list(catalogue.names()),
         "gpus": [[gpu.name, f"{gpu.name} ({gpu.marketing_memory})"] for gpu in gpus().values()],
         "weight_formats": list(FORMATS),
         "kv_formats": list(FORMATS),

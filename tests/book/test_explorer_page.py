@@ -35,7 +35,8 @@ PAGE = """<!doctype html><html lang="en" data-theme="light" data-content_root=".
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>Explorer</title>
 <style>body {{ font-family: sans-serif; margin: 8px; background: #fff; color: #111 }}
 html[data-theme=dark] body {{ background: #121212; color: #eee }}</style></head>
-<body><main class="bd-content"><h1>Explorer</h1><div class="cell_output"><div class="text_html">{mount}</div></div></main>
+<body><main class="bd-content"><h1>Explorer</h1>
+<div class="cell_output"><div class="text_html">{mount}</div></div></main>
 </body></html>"""
 
 CHANGES = (
@@ -108,7 +109,9 @@ class Page:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.context.route(lambda u: not u.startswith(("http://127.0.0.1", "file:", "blob:", "data:")), lambda r: r.abort())
+        self.context.route(
+            lambda u: not u.startswith(("http://127.0.0.1", "file:", "blob:", "data:")), lambda r: r.abort()
+        )
         self.page.goto(url)
 
     def mounted(self) -> Page:
@@ -155,7 +158,9 @@ def plans(commands: list[str]) -> list[dict]:
     words = [shlex.split(command) for command in commands]
     assert all(w[:2] == ["kvlab", "plan"] for w in words)
     asked = json.dumps([w[1:] for w in words])
-    run = subprocess.run([sys.executable, "-c", DRIVER], input=asked, capture_output=True, text=True, check=False, cwd=ROOT)
+    run = subprocess.run(
+        [sys.executable, "-c", DRIVER], input=asked, capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 

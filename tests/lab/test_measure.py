@@ -1,0 +1,76 @@
+"""Measure: the engine's pool has the predicted bytes, tokens come out, and it can be refused or cancelled."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from kvlab.lab import measure as module  # noqa: E402
+from kvlab.lab.measure import CancelledError, measure  # noqa: E402
+
+TINY = {
+    "model": "own", "attention": "gqa", "layers": 3, "query_heads": 4, "kv_heads": 2, "head_dim": 16, "context": 96,
+    "batch": 3,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates of a made-up device: what this one does is no matter of a test."""
+    monkeypatch.setattr(module, "device_rates", lambda device, dtype: module.Rates(1e9, 1e12))
+
+
+@pytest.mark.parametrize(
+    ("controls", "kv_bytes"),
+    [
+        # layers x pages (6 each of 3 sequences, and the null page) x 16 tokens x (k and v x 2 heads x 16 values)
+        ({"kv_dtype": "bf16"}, 3 * 19 * 16 * 2 * 2 * 32),
+        ({"kv_dtype": "fp8_e4m3"}, 3 * 19 * 16 * 2 * 2 * 16),
+        # an fp32 scale for each token and head, of keys and of values
+        ({"kv_dtype": "int8"}, 3 * 19 * 16 * 2 * 2 * (16 + 4)),
+        # a window of 32: 3 pages at most while one token is in flight
+        ({"attention": "sliding", "window": 32}, 3 * 10 * 16 * 2 * 2 * 32),
+        ({"attention": "mqa"}, 3 * 19 * 16 * 2 * 1 * 32),
+    ],
+)
+def test_measured_bytes_are_the_predicted_bytes(controls: dict, kv_bytes: int) -> None:
+    found = measure({**TINY, **controls})
+    assert found["measured"]["kv_bytes"] == found["predicted"]["kv_bytes"] == kv_bytes
+    assert found["measured"]["tokens_per_s"] > 0
+    assert 1 <= len(found["step_seconds"]) <= module.STEPS - 1
+    assert "exactly the predicted" in found["sentence"] and found["factors"] == {"layers": 1.0, "width": 1}
+
+
+def test_the_predicted_speed_is_bytes_over_the_devices_rate() -> None:
+    found = measure(TINY)
+    hidden, ffn, head = 64, 224, 16
+    layer = 2 * hidden * hidden + 2 * hidden * 2 * head + 3 * hidden * ffn + 2 * hidden
+    weights = 4 * (3 * layer + 4096 * hidden + hidden + 3 * hidden)  # the table is looked up: a row a token
+    cache = 3 * 3 * 96 * 2 * 2 * head * 2
+    assert found["predicted"]["tokens_per_s"] == pytest.approx(3 / ((weights + cache) / 1e9))
+
+
+def test_what_the_engine_does_not_run_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(ValueError, match="the engine does not run this shape yet"):
+        measure({**TINY, "attention": "mla"})
+    with pytest.raises(ValueError, match="nvfp4"):
+        measure({**TINY, "kv_dtype": "nvfp4"})
+
+
+def test_it_stops_when_asked() -> None:
+    asked = []
+
+    def cancelled() -> bool:
+        asked.append(True)
+        return len(asked) > 5
+
+    with pytest.raises(CancelledError):
+        measure(TINY, cancelled=cancelled)
+    assert len(asked) == 6
+
+
+def test_it_tells_what_it_is_doing() -> None:
+    told: list[str] = []
+    measure(TINY, told.append)
+    assert told[0].startswith("building all 3 layers") and told[1].startswith("filling") and "decoding" in told[2]

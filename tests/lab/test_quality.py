@@ -1,0 +1,109 @@
+"""Scoring storage formats: one token at a time through pages, compared with a full-precision cache."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from kvlab.book.results import results_dir  # noqa: E402
+from kvlab.lab.quality import SegmentScores, mean_and_band, score_formats, student_t95, summarize  # noqa: E402
+from kvlab.lab.quality_text import evaluation_text  # noqa: E402
+from kvlab.models.load import from_state_dict  # noqa: E402
+from kvlab.ops.batch import make_batch  # noqa: E402
+from kvlab.ops.views import page_views  # noqa: E402
+from kvlab.specs.layout import page_layout  # noqa: E402
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8,
+    "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+    from kvlab.models.config import ModelConfig
+    from kvlab.models.decoder import Decoder
+
+    torch.manual_seed(3)
+    named = Decoder(ModelConfig.from_hf(CONFIG)).weights.named
+    state = {
+        name: torch.randn(t.shape) * (2.0 if t.dim() == 1 else 1.5 * t.shape[-1] ** -0.5) for name, t in named.items()
+    }
+    return from_state_dict(CONFIG, state)
+
+
+def whole_prefill(model, ids: list[int]) -> torch.Tensor:
+    """Log-probabilities [N, vocab] of one sequence computed at once: the other way to the same numbers."""
+    views = [page_views(torch.zeros(6, (lay := page_layout(x.parts[0], 16)).page_bytes, dtype=torch.uint8), lay)
+             for x in model.spec.layers]  # fmt: skip
+    batch = make_batch([len(ids)], [len(ids)], torch.tensor([[1, 2, 3, 4]], dtype=torch.int32), 16)
+    return torch.log_softmax(model.decoder.forward(torch.tensor(ids), [batch], views), dim=-1)
+
+
+def test_full_precision_agrees_with_a_whole_prefill_and_with_itself(model) -> None:
+    segments = torch.randint(64, (3, 37), generator=torch.Generator().manual_seed(1))
+    scores = score_formats(model, segments, ["fp32"])
+    assert list(scores) == ["fp32"]
+    assert scores["fp32"].kl == [0.0] * 3 and scores["fp32"].top1 == [1.0] * 3
+    for row, nll in zip(segments.tolist(), scores["fp32"].nll, strict=True):
+        logp = whole_prefill(model, row)[:-1]
+        assert nll == pytest.approx(-logp[torch.arange(36), row[1:]].mean().item(), abs=1e-4)
+
+
+def test_coarser_formats_are_further_away(model) -> None:
+    segments = torch.randint(64, (2, 40), generator=torch.Generator().manual_seed(2))
+    scores = score_formats(model, segments, ["bf16", "int8", "fp8_e4m3"])
+    for i in range(2):
+        assert 0 < scores["bf16"].kl[i] < scores["fp8_e4m3"].kl[i] < 1
+        assert 0 < scores["int8"].kl[i] < scores["fp8_e4m3"].kl[i]
+        assert scores["fp8_e4m3"].top1[i] <= 1.0
+
+
+def test_a_segment_longer_than_the_model_is_refused(model) -> None:
+    with pytest.raises(ValueError, match="segments of 65 tokens: must be 2 to 64"):
+        score_formats(model, torch.zeros(1, 65, dtype=torch.int64), [])
+
+
+@pytest.mark.parametrize(("df", "quantile"), [(7, 2.3646), (15, 2.1314), (39, 2.0227), (1000, 1.9623)])
+def test_students_t_is_that_of_the_tables(df: int, quantile: float) -> None:
+    assert student_t95(df) == pytest.approx(quantile, rel=1e-3)
+
+
+def test_a_band_is_the_interval_of_the_mean() -> None:
+    mean, (low, high) = mean_and_band([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    half = 2.3646 * math.sqrt(6.0) / math.sqrt(8)
+    assert mean == 4.5 and low == pytest.approx(4.5 - half, rel=1e-3) and high == pytest.approx(4.5 + half, rel=1e-3)
+    with pytest.raises(ValueError, match="at least two segments"):
+        mean_and_band([1.0])
+
+
+def test_perplexity_is_of_the_mean_log_likelihood() -> None:
+    found = summarize(SegmentScores([0.1, 0.1], [2.0, 4.0], [1.0, 0.5]))
+    assert found["perplexity"]["mean"] == pytest.approx(math.exp(3.0))
+    assert found["top1"]["mean"] == 0.75
+
+
+def test_the_evaluation_text_is_prose_long_enough_and_says_its_licence() -> None:
+    text = evaluation_text()
+    paragraphs = text.text.split("\n\n")
+    assert len(paragraphs) == len(set(paragraphs)) and len(text.text.split()) > 20_000
+    assert "Python Software Foundation" in text.licence and len(text.sha256) == 64
+    assert not any(line.startswith(" ") for line in text.text.split("\n"))
+
+
+def test_the_recorded_result_has_what_a_reader_must_know() -> None:
+    path = results_dir() / "quality_kv_formats.json"
+    if not path.is_file():
+        pytest.skip("quality is not recorded yet (make quality)")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["text"]["tokens"] >= 30_000 and result["segments"] >= 8
+    assert "4-bit" in result["conditions"] and result["text"]["licence"]
+    for name, row in result["formats"].items():
+        low, high = row["kl"]["band95"]
+        assert 0 <= low <= row["kl"]["mean"] <= high < 1, name
+        assert len(result["per_segment"][name]["kl"]) == result["segments"]
