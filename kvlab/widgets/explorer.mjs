@@ -293,7 +293,7 @@ function pairOfBars(title, unit, predicted, measured, show, uid) {
   const bar = (label, value, part) => [
     node("span", {}, label),
     node("svg", { width: "100%", height: 22, "aria-hidden": "true" }, patterns(`${uid}-${part}`),
-      node("rect", { class: `kvx-${label}`, x: 0, y: 1, width: percent(value, end), height: 20, style: `${fill(`${uid}-${part}`, part)}; ${EDGE}` })),
+      node("rect", { class: `kvx-measured-${label}`, x: 0, y: 1, width: percent(value, end), height: 20, style: `${fill(`${uid}-${part}`, part)}; ${EDGE}` })),
     node("b", {}, show(value)),
   ];
   return node("div", { class: "kvx-bars", role: "group", "aria-label": `${title}: predicted ${show(predicted)}, measured ${show(measured)}` },
