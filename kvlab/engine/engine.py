@@ -1,6 +1,6 @@
 """The engine: requests in, tokens out. It joins scheduler, cache, storage, runner and sampler into a step.
 
-    step: schedule -> fill and forward -> sample -> update
+step: schedule -> fill and forward -> sample -> update
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import operator
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -121,13 +122,14 @@ class Engine:
         in_flight = min(self.limits.max_batched_tokens, self.limits.max_model_len)
         self.cache = KVCacheManager(self.groups, self.num_blocks, in_flight, self._page_order())
         self.storage = PagedStorage(self.groups, self.num_blocks, model.decoder.device)
-        self._peak = (0, 0)
+        self.requests: dict[str, Request] = {}
+        self._arrived, self._peak = 0, (0, 0)
+        # layers are mostly alike: each distinct part is asked once
+        self._parts = Counter(part for _, part in self.spec.parts())
         assert self.kv.predicted_bytes == self.kv.allocated_bytes, f"the pool is not what was predicted: {self.kv}"
         self.scheduler = Scheduler(self.cache, self.limits, self.events)
         views = self.storage.views(len(self.spec.layers))
         self.runner = Runner(model.decoder, self.cache, views, self.limits, self.options.pad_to)
-        self.requests: dict[str, Request] = {}
-        self._arrived = 0
         if self.options.check:
             self._poison()
         log.info("%s", self.describe())
@@ -216,14 +218,10 @@ class Engine:
     @property
     def kv(self) -> KVUse:
         """Bytes predicted, allocated, held in pages and used by entries, now and at the most."""
-        held, used = self._bytes_now()
+        held, used = self.cache.held_bytes, self._used_bytes({})
+        predicted = paged_pool_bytes(self.groups, self.num_blocks)
         return KVUse(
-            paged_pool_bytes(self.groups, self.num_blocks),
-            self.storage.allocated_bytes,
-            held,
-            used,
-            max(held, self._peak[0]),
-            max(used, self._peak[1]),
+            predicted, self.storage.allocated_bytes, held, used, max(held, self._peak[0]), max(used, self._peak[1])
         )
 
     def describe(self) -> str:
@@ -285,16 +283,15 @@ class Engine:
         own = request.params.seed
         return (self.options.seed * 1_000_003 + int(request.request_id)) % 2**63 if own is None else own
 
-    def _bytes_now(self) -> tuple[int, int]:
-        live = self.requests.values() if hasattr(self, "requests") else ()
-        return self.cache.held_bytes, sum(self.spec.bytes_at(r.num_computed) for r in live)
+    def _used_bytes(self, ends: dict[str, int]) -> int:
+        """Bytes of the entries of all live requests, those in `ends` taken at that length."""
+        lengths = [ends.get(r.request_id, r.num_computed) for r in self.requests.values()]
+        return sum(count * sum(map(part.bytes_at, lengths)) for part, count in self._parts.items())
 
     def _note_peak(self, step: Step) -> None:
         """Remembers the most bytes held and used, with this step's tokens written and no page given back yet."""
-        held, used = self._bytes_now()
-        for chunk in step.chunks:
-            used += self.spec.bytes_at(chunk.start + chunk.count) - self.spec.bytes_at(chunk.start)
-        self._peak = (max(held, self._peak[0]), max(used, self._peak[1]))
+        used = self._used_bytes({chunk.request.request_id: chunk.start + chunk.count for chunk in step.chunks})
+        self._peak = (max(self.cache.held_bytes, self._peak[0]), max(used, self._peak[1]))
 
     def _completion(self, request: Request) -> Completion:
         tokenizer = self.model.tokenizer

@@ -28,9 +28,7 @@ def with_kv_format(spec: ModelSpec, kv_dtype: str) -> ModelSpec:
     def changed(part):
         return replace(part, format=fmt) if hasattr(part, "format") else part
 
-    return replace(
-        spec, layers=tuple(replace(layer, parts=tuple(map(changed, layer.parts))) for layer in spec.layers)
-    )
+    return replace(spec, layers=tuple(replace(layer, parts=tuple(map(changed, layer.parts))) for layer in spec.layers))
 
 
 @dataclass(frozen=True)
