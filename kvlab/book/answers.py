@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -19,19 +20,40 @@ def _digest(key: str, text: str) -> str:
     return hashlib.sha256(f"kvlab:{key}:{text}".encode()).hexdigest()[:20]
 
 
-def _forms(answer: float | str) -> list[str]:
-    """The accepted spellings of an answer; the first is the one that is stored."""
-    if isinstance(answer, str):
-        return ["".join(answer.lower().split())]
-    if answer == 0:
+def _forms(answer: object) -> list[str]:
+    """The accepted spellings of an answer, the first of which is stored; none for what is no number and no text."""
+    if isinstance(answer, str | bool):
+        return ["".join(str(answer).lower().split())]
+    try:
+        number = float(answer)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+    if not math.isfinite(number):
+        return []
+    if number == 0:
         return ["0"]
-    mantissa, exponent = f"{float(answer):.2e}".split("e")
-    middle = round(float(mantissa) * 100)
-    return [f"{m}e{int(exponent)}" for m in (middle, middle - 1, middle + 1)]
+    mantissa, exponent = f"{abs(number):.2e}".split("e")
+    middle, sign = round(float(mantissa) * 100), "-" if number < 0 else ""
+    return [sign + _spelled(m, int(exponent)) for m in (middle, middle - 1, middle + 1)]
+
+
+def _spelled(hundredths: int, exponent: int) -> str:
+    """A three-digit mantissa and its exponent; a neighbour may have crossed a power of ten."""
+    if hundredths == 99:
+        return f"999e{exponent - 1}"
+    if hundredths == 1000:
+        return f"100e{exponent + 1}"
+    return f"{hundredths}e{exponent}"
 
 
 def seal(key: str, answer: float | str) -> None:
-    """Stores the digest of `answer` under `key` in answers.json."""
+    """Stores the digest of `answer` under `key` in answers.json.
+
+    Raises:
+        ValueError: answer is neither a finite number nor a text.
+    """
+    if not _forms(answer):
+        raise ValueError(f"answer {answer!r}: must be a finite number or a text")
     kept = json.loads(_FILE.read_text(encoding="utf-8")) if _FILE.exists() else {}
     kept[key] = _digest(key, _forms(answer)[0])
     _FILE.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", encoding="utf-8")

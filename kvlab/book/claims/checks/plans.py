@@ -82,7 +82,8 @@ def cache_read_time(
     spec = model_spec(model, kv_dtype)
     moved = [cache_read_bytes(spec, n) * sequences for n in token_readings(tokens)]
     number, other = (step_time(0, n, 0, rate, None).memory_s for n in moved)
-    text = f"{number * 1e3:,.2f} ms for {gb(moved[0])} at {rate / 1e12:,.2f} TB/s"
+    what = f"{sequences} x {token_readings(tokens)[0]:,}" if sequences > 1 else f"{token_readings(tokens)[0]:,}"
+    text = f"{number * 1e3:,.2f} ms for {gb(moved[0])} ({what} tokens) at {rate / 1e12:,.2f} TB/s"
     text += f"; {other * 1e3:,.2f} ms with k = 1,000" if other != number else ""
     return Value(number, text, (other,), f"{number * 1e3:,.2f} ms")
 

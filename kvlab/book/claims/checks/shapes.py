@@ -151,7 +151,7 @@ def active_parameters(model: str) -> Value:
 
 
 @check
-def code_bytes(dtype: str, values: int) -> Value:
+def code_bytes(dtype: str, values: int = 1) -> Value:
     """Bytes of `values` numbers in a storage format, without scales."""
     number = get_format(dtype).code_bytes(values)
     return Value(number, f"{_values(values)} in {dtype}: {number:,} B")
