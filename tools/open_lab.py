@@ -9,10 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def command(extra: list[str]) -> list[str]:
+def command(extra: list[str], root: Path = ROOT) -> list[str]:
     """The `jupyter lab` call: this checkout as root folder, the first chapter open."""
-    first = min((p.name for p in (ROOT / "chapters").glob("*.ipynb")), default="")
-    call = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
+    first = min((p.name for p in (root / "chapters").glob("*.ipynb")), default="")
+    call = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}"]
     call.append(f"--LabApp.default_url=/lab/tree/chapters/{first}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         call.append("--allow-root")  # containers

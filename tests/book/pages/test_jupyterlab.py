@@ -1,0 +1,128 @@
+"""JupyterLab, driven once as a reader does: open a chapter, run all, move a slider, press Measure, see both bars."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN_SECONDS = 240
+
+pytestmark = pytest.mark.book
+
+
+def lab_command(extra: list[str], root: Path = ROOT) -> list[str]:
+    """The very call that `make lab` makes."""
+    spec = importlib.util.spec_from_file_location("open_lab", ROOT / "tools" / "open_lab.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.command(extra, root)
+
+
+def chapter_with_explorer() -> Path:
+    """The first chapter that shows the explorer; a test that finds none has nothing to drive and fails."""
+    for path in sorted((ROOT / "chapters").glob("*.ipynb")):
+        if "Explorer(" in path.read_text(encoding="utf-8"):
+            return path
+    pytest.fail("no chapter shows the explorer")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a running JupyterLab on copies of the chapters, as a fresh user with an empty home."""
+    home = tmp_path_factory.mktemp("home")
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copytree(ROOT / "chapters", folder / "chapters")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    token = secrets.token_hex(16)
+    cache = os.environ.get("KVLAB_CACHE") or str(Path.home() / ".cache" / "kvlab")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
+    environment |= {"HOME": str(home), "KVLAB_CACHE": cache, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+    flags = ["--no-browser", f"--port={port}", "--ip=127.0.0.1", f"--IdentityProvider.token={token}"]
+    log = (folder / "log").open("w")
+    server = subprocess.Popen(lab_command(flags, folder), env=environment, stdout=log, stderr=log, cwd=folder)
+    address = f"http://127.0.0.1:{port}"
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(f"{address}/api?token={token}", timeout=2).read()
+            break
+        except OSError:
+            time.sleep(0.5)
+        if server.poll() is not None:
+            pytest.fail(f"JupyterLab ended: {(folder / 'log').read_text()[-2000:]}")
+    else:
+        server.kill()
+        pytest.fail(f"JupyterLab did not start: {(folder / 'log').read_text()[-2000:]}")
+    yield f"{address}|{token}"
+    server.terminate()
+    server.wait(timeout=30)
+
+
+def run_all(page: object) -> None:
+    """Run > Run All Cells, once the kernel is there, then waits until every cell has run."""
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
+    page.get_by_role("menuitem", name="Run", exact=True).first.click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.wait_for_function(
+        """() => { const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(p => p.textContent.trim());
+          return prompts.length && prompts.every(p => /^\\[\\d+\\]:/.test(p)); }""",
+        timeout=RUN_SECONDS * 1000,
+    )
+
+
+def test_a_reader_runs_a_chapter_and_measures(lab, chromium) -> None:
+    address, token = lab.split("|")
+    chapter = chapter_with_explorer()
+    code_cells = sum(c["cell_type"] == "code" for c in json.loads(chapter.read_text())["cells"])
+    context = chromium.new_context(viewport={"width": 1500, "height": 6000})  # so tall that no cell is left undrawn
+    context.set_default_timeout(90_000)
+    foreign: list[str] = []
+    context.on("request", lambda r: foreign.append(r.url) if not r.url.startswith((address, "blob:", "data:", "ws:")) else None)
+    context.route(lambda url: not url.startswith((address, "blob:", "data:")), lambda route: route.abort())
+    page = context.new_page()
+    page.goto(f"{address}/lab/tree/chapters/{chapter.name}?token={token}")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell")
+    run_all(page)
+
+    assert page.locator(".jp-CodeCell").count() == code_cells
+    assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    shown = page.inner_text(".jp-Notebook")
+    assert "Traceback" not in shown
+    texts = page.locator(".jp-RenderedMarkdown, .jp-RenderedMystMarkdown, .jp-MarkdownCell .jp-MarkdownOutput").all_inner_texts()
+    assert [m for t in texts for m in re.findall(r":::|\\{[a-z-]+\\}`", t)] == []
+
+    explorer = page.locator("section.kvx").first
+    explorer.wait_for()
+    before = explorer.locator(".kvx-summary").inner_text()
+    explorer.locator("[name=context]").evaluate(
+        "e => { e.value = Number(e.value) + (e.value < 18 ? 1 : -1); e.dispatchEvent(new Event('input', {bubbles: true})); }"
+    )
+    page.wait_for_function("t => document.querySelector('section.kvx .kvx-summary').textContent !== t", arg=before)
+    explorer.locator("button.kvx-measure").click()
+    page.wait_for_selector("section.kvx .kvx-measured-measured", timeout=90_000)
+    for name in ("predicted", "measured"):
+        bars = explorer.locator(f"rect.kvx-measured-{name}").all()
+        assert len(bars) == 2 and all(bar.bounding_box()["width"] >= 1 for bar in bars)
+    assert foreign == []
+    context.close()
+
+
+def test_make_lab_opens_the_first_chapter() -> None:
+    command = lab_command(["--no-browser"])
+    assert command[:3] == [sys.executable, "-m", "jupyterlab"] and command[-1] == "--no-browser"
+    assert any(part.endswith("chapters/01_key_takeaways.ipynb") for part in command)

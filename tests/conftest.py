@@ -1,0 +1,22 @@
+"""One thing for all tests: other seeds for those that draw random schedules (`make fuzz`)."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--seed-offset N` adds N to the parameter `seed` of every test that has one."""
+    parser.addoption("--seed-offset", type=int, default=0, help="add N to every test's parameter `seed`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With an offset only the tests that draw from a seed are left, each with another one."""
+    offset = config.getoption("--seed-offset")
+    if not offset:
+        return
+    seeded = [item for item in items if isinstance(getattr(item, "callspec", None) and item.callspec.params.get("seed"), int)]
+    for item in seeded:
+        item.callspec.params["seed"] += offset
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(seeded)])
+    items[:] = seeded

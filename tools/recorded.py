@@ -1,0 +1,75 @@
+"""Runs what is too long for CI and writes a dated result with its commit to book/results; the status page shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvlab.lab.record import provenance
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "book" / "results"
+FUZZ_SECONDS = 600
+SLOW = "the slow tests: long prompts, shared configurations with two seeds, the full kernel product"
+FUZZ = f"every test that draws from a seed, with new seeds for {FUZZ_SECONDS} s"
+
+
+def pytest(name: str, *arguments: str) -> tuple[int, dict[str, int]]:
+    """Exit code and counts (tests, errors, failures, skipped) of one pytest run."""
+    report = ROOT / "build" / "reports" / f"recorded-{name}.xml"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-n", "2", f"--junit-xml={report}", *arguments]
+    code = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
+    head = report.read_text(encoding="utf-8")[:2000] if report.exists() else ""
+    return code, {k: int(v) for k, v in re.findall(r'(tests|errors|failures|skipped)="(\d+)"', head)}
+
+
+def slow() -> tuple[int, dict]:
+    """Runs the slow tests."""
+    code, counts = pytest("slow", "-m", "slow", "tests")
+    return code, {"what": SLOW, "tests": counts}
+
+
+def fuzz() -> tuple[int, dict]:
+    """Runs the seeded tests again and again with new seeds; stops at the first round that fails and names its offset."""
+    start, offset, total, code = time.monotonic(), 0, 0, 0
+    while not code and time.monotonic() - start < FUZZ_SECONDS:
+        offset += 1000
+        code, counts = pytest("fuzz", f"--seed-offset={offset}", "-m", "not book and not slow", "tests")
+        total += counts.get("tests", 0)
+    return code, {"what": FUZZ, "tests": {"tests": total, "failures": int(bool(code))}, "last_offset": offset}
+
+
+def record(name: str, command: Callable[[], tuple[int, dict]]) -> int:
+    """Runs `command` and keeps what it found, with its provenance."""
+    start = time.monotonic()
+    code, found = command()
+    result = {**found, **provenance(f"make {name}"), "exit_code": code, "seconds": round(time.monotonic() - start, 1)}
+    if found["tests"].get("tests"):
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return code
+
+
+def main() -> int:
+    """`recorded.py slow|fuzz|quality`."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if name == "quality":
+        command = [sys.executable, "-m", "kvlab.lab.quality", "--out", str(RESULTS / "quality_kv_formats.json")]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    runs = {"slow": slow, "fuzz": fuzz}
+    if name not in runs:
+        print(f"recorded: {name!r}: must be quality, slow or fuzz", file=sys.stderr)
+        return 2
+    return record(name, runs[name])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
