@@ -55,7 +55,9 @@ def make_batch(
         ValueError: lists of different lengths, or decodes (one token) after longer chunks.
     """
     if not len(query_lens) == len(seq_lens) == len(block_table):
-        raise ValueError(f"query_lens {len(query_lens)}, seq_lens {len(seq_lens)}: must match {len(block_table)} tables")
+        raise ValueError(
+            f"query_lens {len(query_lens)}, seq_lens {len(seq_lens)}: must match {len(block_table)} tables"
+        )
     decodes = next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens))
     table = block_table.tolist()
     starts, positions, slots = [0], [], []

@@ -68,7 +68,9 @@ def page_views(buffer: torch.Tensor, layout: PageLayout) -> PageViews:
         ValueError: buffer of another type, shape or page size; a page without k and v.
     """
     if buffer.dtype != torch.uint8 or buffer.dim() != 2 or not buffer.is_contiguous():
-        raise ValueError(f"buffer {tuple(buffer.shape)} {buffer.dtype}: must be contiguous uint8 [num_pages, page_bytes]")
+        raise ValueError(
+            f"buffer {tuple(buffer.shape)} {buffer.dtype}: must be contiguous uint8 [num_pages, page_bytes]"
+        )
     if buffer.shape[1] != layout.page_bytes:
         raise ValueError(f"buffer of {buffer.shape[1]} bytes a page: the layout has {layout.page_bytes}")
     names = {s.name for s in layout.segments}

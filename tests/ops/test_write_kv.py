@@ -51,7 +51,12 @@ def test_rows_land_in_their_slots_and_nowhere_else(backend: str, fmt: str, head_
     expected_bytes = torch.full_like(views.buffer, 255)
     mine = page_views(expected_bytes, views.layout)
     for page, offset in touched.nonzero().tolist():
-        for a, b in ((mine.k, views.k), (mine.v, views.v), (mine.k_scale, views.k_scale), (mine.v_scale, views.v_scale)):
+        for a, b in (
+            (mine.k, views.k),
+            (mine.v, views.v),
+            (mine.k_scale, views.k_scale),
+            (mine.v_scale, views.v_scale),
+        ):
             if a is not None and b is not None:
                 a[page, :, offset] = b[page, :, offset]
     assert torch.equal(expected_bytes, views.buffer)

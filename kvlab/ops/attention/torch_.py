@@ -35,7 +35,7 @@ def paged_attention(
     out.copy_(padded[:rows])
 
 
-def _sequences(query, views, batch, which, first, count, options, padded) -> None:  # noqa: PLR0913
+def _sequences(query, views, batch, which, first, count, options, padded) -> None:
     """Attention of query tokens first .. first + count - 1 of the sequences `which`, into `padded` [T + 1, Hq, D]."""
     scale, window, softcap = options
     starts = batch.query_start_loc.long()
