@@ -19,7 +19,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,10 +82,7 @@ def packaged(key: str) -> tuple[str, Path, str]:
     source = f"{model.module} ({model.note})"
     if not (directory / METADATA).is_file():
         folder = _package_folder(model)
-        if model.file is not None:
-            convert(folder / model.file, directory, source)
-        else:
-            _assemble_and_convert(model, directory, source)
+        convert(lambda scratch: folder / model.file if model.file else _assemble(model, scratch), directory, source)
     return model.name, directory, source
 
 
@@ -99,16 +96,13 @@ def _package_folder(model: Packaged) -> Path:
     return folder
 
 
-def _assemble_and_convert(model: Packaged, directory: Path, source: str) -> None:
-    """Converts a file that comes in parts; the joined file is removed again."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
+def _assemble(model: Packaged, scratch: Path) -> Path:
+    """The one file that a package carries in parts, joined in `scratch`."""
     module = importlib.import_module(model.module)
-    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
-        try:
-            joined = module.assemble(Path(scratch) / module.MODEL_NAME)
-        except (ImportError, FileNotFoundError, ValueError) as error:
-            raise ValueError(f"model {model.name}: incomplete package ({error}); run: {model.install}") from error
-        convert(joined, directory, source)
+    try:
+        return module.assemble(scratch / module.MODEL_NAME)
+    except (ImportError, FileNotFoundError, ValueError) as error:
+        raise ValueError(f"model {model.name}: incomplete package ({error}); run: {model.install}") from error
 
 
 def gguf_directory(path: Path) -> tuple[str, Path, str]:
@@ -119,33 +113,41 @@ def gguf_directory(path: Path) -> tuple[str, Path, str]:
     directory = cache_root() / "models" / key
     source = f"{path} (GGUF, dequantized)"
     if not (directory / METADATA).is_file():
-        convert(path, directory, source)
+        convert(lambda scratch: path, directory, source)
     return path.stem, directory, source
 
 
-def convert(gguf: Path, directory: Path, source: str) -> None:
-    """Writes `directory` from the file `gguf`: complete, or not at all.
+def convert(locate: Callable[[Path], Path], directory: Path, source: str) -> None:
+    """Writes `directory` from a GGUF file: complete, or not at all.
 
-    Two processes may ask at once: one converts, the other waits and finds it done.
+    Two processes may ask at once: one converts, the other waits and finds it done. What a killed conversion left is
+    removed by the next.
+
+    Args:
+        locate: the GGUF file; may put it into the scratch directory that it is given.
+        directory: where the converted model goes.
+        source: where the weights come from, for people.
 
     Raises:
         ValueError: not a readable GGUF file.
         OSError: no room, or the cache cannot be written; nothing is left behind.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(directory.with_suffix(".lock")):
+    prefix = directory.name + ".part-"
+    with _lock(directory.parent / (directory.name + ".lock")):
         if (directory / METADATA).is_file():
             return
-        _check_room(gguf, directory.parent)
-        scratch = Path(tempfile.mkdtemp(prefix=directory.name + ".", dir=directory.parent))
-        try:
-            _write(gguf, scratch, source)
+        for stale in directory.parent.glob(prefix + "*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=directory.parent) as scratch:
+            gguf = locate(Path(scratch))
+            _check_room(gguf, directory.parent)
+            made = Path(scratch) / "model"
+            made.mkdir()
+            _write(gguf, made, source)
             if directory.exists():
                 shutil.rmtree(directory)
-            scratch.chmod(0o755)
-            scratch.rename(directory)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            made.rename(directory)
 
 
 @contextmanager

@@ -18,22 +18,48 @@ from kvlab.models.rope import inverse_frequencies, rope_tables, rotate
 
 def reference_forward(config: ModelConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     """Logits [T, vocab] of the sequence `ids` [T], alone and from its start, in the dtype of `weights`."""
+    hidden = _run(config, weights, ids, config.num_layers)
+    head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
+    return _norm(hidden, weights["model.norm.weight"], config) @ head.T
+
+
+def layer_heads(
+    config: ModelConfig, weights: Mapping[str, Tensor], ids: Tensor, layer: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query [T, Hq, D], key and value [T, Hkv, D] of one layer for the sequence `ids` [T], as attention gets them.
+
+    Raises:
+        ValueError: the model has no such layer.
+    """
+    if not 0 <= layer < config.num_layers:
+        raise ValueError(f"layer {layer}: must be 0 to {config.num_layers - 1}")
+    return _rotated_heads(config, weights, _run(config, weights, ids, layer), layer)
+
+
+def _run(config: ModelConfig, weights: Mapping[str, Tensor], ids: Tensor, layers: int) -> Tensor:
+    """What leaves the first `layers` layers, [T, hidden]."""
     hidden = weights["model.embed_tokens.weight"][ids]
-    frequencies = inverse_frequencies(config.rope, config.head_dim, hidden.dtype)
-    cos, sin = rope_tables(torch.arange(len(ids)), frequencies, hidden.dtype)
-    for i in range(config.num_layers):
+    for i in range(layers):
         layer = _Layer(weights, f"model.layers.{i}.")
-        normed = _norm(hidden, layer["input_layernorm.weight"], config)
-        query, key, value = _heads(config, layer, normed)
-        if config.rotated[i]:
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        query, key, value = _rotated_heads(config, weights, hidden, i)
         seen = _attend(query, key, value, config.scale, config.windows[i])
         hidden = hidden + layer.linear("self_attn.o_proj", seen)
         normed = _norm(hidden, layer["post_attention_layernorm.weight"], config)
         gate = _activate(config.activation, layer.linear("mlp.gate_proj", normed))
         hidden = hidden + layer.linear("mlp.down_proj", gate * layer.linear("mlp.up_proj", normed))
-    head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
-    return _norm(hidden, weights["model.norm.weight"], config) @ head.T
+    return hidden
+
+
+def _rotated_heads(
+    config: ModelConfig, weights: Mapping[str, Tensor], hidden: Tensor, i: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    layer = _Layer(weights, f"model.layers.{i}.")
+    query, key, value = _heads(config, layer, _norm(hidden, layer["input_layernorm.weight"], config))
+    if config.rotated[i]:
+        frequencies = inverse_frequencies(config.rope, config.head_dim, hidden.dtype)
+        cos, sin = rope_tables(torch.arange(len(hidden)), frequencies, hidden.dtype)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    return query, key, value
 
 
 def visible(num_tokens: int, window: int) -> Tensor:

@@ -200,6 +200,9 @@ class Converter:
             raise OSError(28, "No space left on device")
         (scratch / convert.METADATA).write_text("{}")
 
+    def convert(self):
+        convert.convert(lambda scratch: self.gguf, self.directory, "x")
+
     def left(self) -> list[str]:
         return sorted(p.name for p in self.directory.parent.iterdir())
 
@@ -210,7 +213,7 @@ def converter(monkeypatch, tmp_path):
 
 
 def test_two_askers_convert_once(converter):
-    askers = [threading.Thread(target=convert.convert, args=(converter.gguf, converter.directory, "x")) for _ in "ab"]
+    askers = [threading.Thread(target=converter.convert) for _ in "ab"]
     for asker in askers:
         asker.start()
     for asker in askers:
@@ -222,11 +225,17 @@ def test_two_askers_convert_once(converter):
 def test_a_conversion_that_fails_leaves_nothing_and_can_be_repeated(converter):
     converter.fail = True
     with pytest.raises(OSError, match="No space left"):
-        convert.convert(converter.gguf, converter.directory, "x")
+        converter.convert()
     assert converter.left() == ["m.lock"]
     converter.fail = False
-    convert.convert(converter.gguf, converter.directory, "x")
+    converter.convert()
     assert (converter.directory / convert.METADATA).is_file()
+
+
+def test_what_a_killed_conversion_left_is_removed(converter):
+    (converter.directory.parent / "m.part-abc" / "model").mkdir(parents=True)
+    converter.convert()
+    assert converter.left() == ["m", "m.lock"]
 
 
 def test_without_room_nothing_is_started(converter, monkeypatch):
@@ -234,7 +243,7 @@ def test_without_room_nothing_is_started(converter, monkeypatch):
     with pytest.raises(
         OSError, match=r"weights of m.gguf need 1,000,000,000,067,108,864; free some, or set KVLAB_CACHE"
     ):
-        convert.convert(converter.gguf, converter.directory, "x")
+        converter.convert()
     assert converter.runs == 0
 
 
