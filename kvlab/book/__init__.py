@@ -17,9 +17,10 @@ from kvlab.book.claims import claims_table
 from kvlab.book.plots import new_figure, show
 from kvlab.book.predictions import compare, predict
 from kvlab.book.results import load_result
+from kvlab.book.sections import sections_table
 from kvlab.book.session import bound, progress, say, setup, table
 
 __all__ = [
     "bound", "check", "claims_table", "compare", "load_result", "new_figure", "predict",
-    "progress", "say", "setup", "show", "table",
+    "progress", "say", "sections_table", "setup", "show", "table",
 ]  # fmt: skip

@@ -39,6 +39,20 @@ def generation_counts(prompt: int, new: int, *, cached: bool, concatenates: bool
     return StepCounts(prompt + len(lengths), first + sum(lengths), copied)
 
 
+def generation_pairs(prompt: int, new: int, *, cached: bool) -> list[list[tuple[int, int]]]:
+    """The (query, key) positions whose dot product each pass computes: what `generation_counts` counts, one by one.
+
+    Raises:
+        ValueError: prompt or new is not positive.
+    """
+    generation_counts(prompt, new, cached=cached)
+    passes = []
+    for length in range(prompt, prompt + new):
+        first = length - 1 if cached and length > prompt else 0
+        passes.append([(query, key) for query in range(first, length) for key in range(query + 1)])
+    return passes
+
+
 def _causal(tokens: int) -> int:
     """Query-key pairs of a causal pass over `tokens` tokens."""
     return tokens * (tokens + 1) // 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.plan.counts import StepCounts, generation_counts
+from kvlab.plan.counts import StepCounts, generation_counts, generation_pairs
 
 
 def brute_force(prompt: int, new: int, cached: bool) -> StepCounts:
@@ -37,3 +37,12 @@ def test_the_guides_table_row_for_1024_tokens():
 def test_nothing_to_generate_is_refused():
     with pytest.raises(ValueError, match="new 0: both must be at least 1"):
         generation_counts(4, 0, cached=True)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_pairs_are_those_that_are_counted(cached):
+    passes = generation_pairs(3, 4, cached=cached)
+    assert [len(p) for p in passes] == ([6, 4, 5, 6] if cached else [6, 10, 15, 21])
+    assert sum(map(len, passes)) == generation_counts(3, 4, cached=cached).scored
+    # the last pass computes the newest query's row, with a cache nothing else
+    assert {(5, key) for key in range(6)} <= set(passes[-1]) and (5, 6) not in passes[-1]
