@@ -64,6 +64,16 @@ def kernel(parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     return wrap
 
 
+@cache
+def _start_threads() -> None:
+    """Starts Numba's threads. Where both use OpenMP that sets torch's number of threads too: it is put back."""
+    import numba
+
+    before = torch.get_num_threads()
+    numba.get_num_threads()
+    torch.set_num_threads(before)
+
+
 def launch(function: Any, *args: Any) -> Any:
     """`function(*args)` on as many threads as torch uses, one launch at a time.
 
@@ -72,6 +82,7 @@ def launch(function: Any, *args: Any) -> Any:
     import numba
 
     with _lock:
+        _start_threads()
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         if numba.get_num_threads() != threads:
             numba.set_num_threads(threads)

@@ -53,7 +53,7 @@ class PageViews:
 
     @cached_property
     def geometry(self) -> np.ndarray:
-        """int64 [7] for CPU kernels: block_size, row stride, k and v offset (in codes), their scales' (in fp32), Hkv."""
+        """int64 [7]: block_size, row stride, offsets of k and v (in codes) and of their scales (in fp32), Hkv."""
         k, v, item = self.layout["k"], self.layout["v"], self.codes.itemsize
         scales = [self.layout[n].offset // 4 if self.k_scale is not None else 0 for n in ("k_scale", "v_scale")]
         return np.array(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -29,3 +33,15 @@ def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLAB_OPS", "cuda")
     with pytest.raises(ValueError, match="KVLAB_OPS 'cuda': must be one of reference, torch, cpu"):
         dispatch.backend(torch.ones(1))
+
+
+@pytest.mark.skipif(not numba_support.available(), reason="Numba is not installed")
+def test_starting_the_kernels_leaves_torch_its_threads() -> None:
+    """In a fresh process: Numba's pool starts once, and with OpenMP it shares a setting with torch."""
+    program = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from kvlab.ops.linear import linear\n"
+        "linear(torch.ones(1, 8), torch.ones(8, 8))\n"
+        "assert torch.get_num_threads() == 1, torch.get_num_threads()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "KVLAB_OPS": "cpu"})

@@ -74,7 +74,7 @@ def test_strided_rows_as_a_fused_projection_gives_them(backend: str, monkeypatch
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pools_beyond_two_to_the_31_elements(backend: str, monkeypatch) -> None:
-    """Pitfall 53: products of ids and strides in int32 wrap around. The pool is reserved, and only two pages are touched."""
+    """Products of ids and strides in int32 would wrap around. The pool is reserved; only two pages are touched."""
     use(monkeypatch, backend)
     layout = page_layout(Attention(2, 128, 128, get_format("fp8_e4m3")), 16)
     pages = 2**31 // layout.page_bytes + 9

@@ -1,4 +1,4 @@
-"""paged_attention on the CPU: decodes by a Numba kernel that reads pages in place, chunks by torch on gathered pages."""
+"""paged_attention on the CPU: decodes by a Numba kernel on the pages in place, chunks by torch on gathered pages."""
 
 from __future__ import annotations
 
