@@ -32,23 +32,23 @@ def _mlp(y, norm, eps, gate_up, down, biases) -> None:
         norm_row(y[t], norm, eps, normed[t])
         if down_bias.shape[0]:
             y[t] += down_bias
-    hidden = np.zeros((rows, 2 * width), np.float32)
+    gate, up = np.zeros((rows, width), np.float32), np.zeros((rows, width), np.float32)
     if gate_up_bias.shape[0]:
         for t in range(rows):
-            hidden[t] = gate_up_bias
-    for block in numba.prange((2 * width + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
-        add_block(normed, gate_up, block * WEIGHT_ROWS, hidden)
-    active = np.empty((rows, width), np.float32)
-    for t in range(rows):
-        silu_mul_row(hidden[t], active[t])
+            gate[t], up[t] = gate_up_bias[:width], gate_up_bias[width:]
+    w_gate, w_up = gate_up[:width], gate_up[width:]
+    for block in numba.prange((width + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
+        first = block * WEIGHT_ROWS
+        add_block(normed, w_gate, first, gate)
+        add_block(normed, w_up, first, up)
+        silu_mul_block(gate, up, first)
     for block in numba.prange((down.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
-        add_block(active, down, block * WEIGHT_ROWS, y)
+        add_block(gate, down, block * WEIGHT_ROWS, y)
 
 
 @kernel()
-def silu_mul_row(gate_up: np.ndarray, out: np.ndarray) -> None:
-    """out = silu(gate) * up for one row, gate and up side by side."""
-    width = out.shape[0]
-    for i in range(width):
-        gate = gate_up[i]
-        out[i] = gate / (np.float32(1) + np.exp(-gate)) * gate_up[i + width]
+def silu_mul_block(gate: np.ndarray, up: np.ndarray, first: int) -> None:
+    """gate = silu(gate) * up, in place, in the columns of one block of weight rows."""
+    for t in range(gate.shape[0]):
+        for i in range(first, min(first + WEIGHT_ROWS, gate.shape[1])):
+            gate[t, i] = gate[t, i] / (np.float32(1) + np.exp(-gate[t, i])) * up[t, i]
