@@ -7,7 +7,7 @@ import torch
 from kvlab.ops.dispatch import few_rows
 
 # rows up to which reading the weights once on all cores beats torch's product, which splits few rows badly;
-# measured on two cores: torch catches up between 16 and 32 rows
+# measured on one busy core: torch catches up between 16 and 32 rows (to be repeated on a quiet machine)
 MAX_ROWS = 16
 
 
