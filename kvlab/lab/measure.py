@@ -191,6 +191,7 @@ def decode(engine: Engine, deadline: float, tell: Tell, cancelled: Callable[[], 
 
     At most STEPS - 1 steps, and after the first none that begins later than `deadline` (of `time.perf_counter`).
     """
+    tell("first step, which compiles what this shape needs")
     engine.step()
     seconds: list[float] = []
     while len(seconds) < STEPS - 1 and (not seconds or time.perf_counter() < deadline):

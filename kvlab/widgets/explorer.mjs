@@ -385,7 +385,11 @@ function render({ model, el }) {
   draw(model.get("state"));
   el.append(root);
   el.dataset.busy = "false";
+  // JupyterLab listens on the document and would take the arrow keys of sliders for its own shortcuts
+  const keep = (event) => root.contains(event.target) && event.stopPropagation();
+  if (model.get("backend") === "kernel") window.addEventListener("keydown", keep, true);
   return () => {
+    window.removeEventListener("keydown", keep, true);
     clearTimeout(timer);
     talk.close();
   };

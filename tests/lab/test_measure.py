@@ -73,4 +73,5 @@ def test_it_stops_when_asked() -> None:
 def test_it_tells_what_it_is_doing() -> None:
     told: list[str] = []
     measure(TINY, told.append)
-    assert told[0].startswith("building all 3 layers") and told[1].startswith("filling") and "decoding" in told[2]
+    assert told[0].startswith("building all 3 layers") and told[1].startswith("filling")
+    assert told[2].startswith("first step") and "decoding" in told[3]
