@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import random
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -87,7 +88,8 @@ def table(rows: Iterable[Sequence[Any]], head: Sequence[str], *, caption: str) -
 
 
 def _looks_numeric(text: str) -> bool:
-    return bool(text) and (text[0].isdigit() or (text[0] in "-+~" and text[1:2].isdigit()))
+    """Whether `text` is one number or range, perhaps with a unit: "~3", "5-6", "10.00 GiB"; not "3 sliding windows"."""
+    return re.fullmatch(r"[-+~]?\d[\d,.]*(?:-\d[\d,.]*)?(?: ?(?:%|[A-Za-z/]{1,8}))?", text) is not None
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
