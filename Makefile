@@ -9,6 +9,8 @@ REUSE := $(if $(filter command environment,$(firstword $(origin PYTHON))),--reus
 VENV := .venv
 PY := $(VENV)/bin/python
 LAB_FLAGS ?=
+# threads that wait instead of spinning: kvlab/__init__.py says why
+export OMP_WAIT_POLICY ?= passive
 PORT ?= 8000
 
 .PHONY: help lab lab-setup setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma clean-chapters check-chapters clean distclean
