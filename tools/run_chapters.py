@@ -88,6 +88,7 @@ def execute(copy: Path) -> str:
     environment = os.environ | {
         "KVLAB_BUILD": "1", "JUPYTER_PREFER_ENV_PATH": "1", "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "default"),
         "JUPYTER_PLATFORM_DIRS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
     }  # fmt: skip
     with subprocess.Popen(
         command, cwd=copy.parent, env=environment, start_new_session=True,
