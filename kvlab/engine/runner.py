@@ -31,13 +31,29 @@ class FixedBuffer:
         self.array: np.ndarray = self._host.numpy()
 
     def upload(self, count: int) -> Tensor:
-        """The first `count` rows on the device, holding what the host wrote.
-
-        A step reads its tokens back before the next one fills the buffer, so no copy is still under way then.
-        """
+        """The first `count` rows on the device, holding what the host wrote; a copy may still be under way."""
         if self._device is not self._host:
             self._device[:count].copy_(self._host[:count], non_blocking=True)
         return self._device[:count]
+
+
+class UploadFence:
+    """Tells when the copies of a step have left the host's buffers.
+
+    A step that samples reads its tokens back, so its copies are done; a chunk of a long prompt reads nothing back, and
+    the next step would write over rows that the device has yet to fetch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event()
+
+    def record(self) -> None:
+        """Marks all copies queued so far."""
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def wait(self) -> None:
+        """Returns once the marked copies are done; at once when none were marked."""
+        self._event.synchronize()
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,7 @@ class Runner:
         self.slots = [fixed(tokens) for _ in cache.groups]
         widths = [cdiv(limits.max_model_len, group.block_size) for group in cache.groups]
         self.tables = [fixed(seqs, width, dtype=torch.int32) for width in widths]
+        self._fence = UploadFence(device) if device.type == "cuda" else None
         # entries of each table row that the last step wrote
         self._written = [np.zeros(seqs, dtype=np.int64) for _ in cache.groups]
 
@@ -90,6 +107,8 @@ class Runner:
 
     def fill(self, step: Step) -> Inputs:
         """The step's inputs, written into the fixed buffers."""
+        if self._fence:
+            self._fence.wait()
         row, wanted = 0, 0
         for i, chunk in enumerate(step.chunks):
             stop, end = row + chunk.count, chunk.start + chunk.count
@@ -141,7 +160,10 @@ class Runner:
             AttentionBatch(block_table=table.upload(seqs), slot_mapping=slots.upload(tokens), **shared)
             for table, slots in zip(self.tables, self.slots, strict=True)
         )
-        return Inputs(self.ids.upload(tokens), batches, self.rows.upload(wanted))
+        inputs = Inputs(self.ids.upload(tokens), batches, self.rows.upload(wanted))
+        if self._fence:
+            self._fence.record()
+        return inputs
 
     def _padded(self, count: int) -> int:
         return cdiv(count, self.pad_to) * self.pad_to

@@ -78,6 +78,41 @@ def test_steps_use_the_same_memory(tiny, monkeypatch):
     assert addresses(engine.runner.fill(engine.scheduler.schedule(0.0))) == first
 
 
+def test_no_step_is_written_over_while_the_device_may_still_fetch_it(tiny):
+    """Three chunks of one prompt: none of the first two reads a token back, so only the fence holds the next one."""
+    engine = Engine(tiny("both").model(), num_blocks=30, block_size=4, max_batched_tokens=4)
+    runner = engine.runner
+
+    class Fence:
+        copied, waits = None, 0
+
+        def arrays(self):
+            fixed = [
+                runner.ids,
+                runner.positions,
+                runner.seq_lens,
+                runner.query_start_loc,
+                *runner.slots,
+                *runner.tables,
+            ]
+            return [buffer.array.copy() for buffer in fixed]
+
+        def record(self):
+            assert self.copied is None, "two steps were filled without a wait"
+            self.copied = self.arrays()
+
+        def wait(self):
+            self.waits += 1
+            same = [(a == b).all() for a, b in zip(self.copied or [], self.arrays(), strict=bool(self.copied))]
+            assert all(same), "a buffer changed before its copy was waited for"
+            self.copied = None
+
+    runner._fence = Fence()
+    engine.add_request(list(range(1, 11)), SamplingParams(2))
+    assert [len(engine.step()) for _ in range(4)] == [0, 0, 1, 1]
+    assert runner._fence.waits == 4 and runner._fence.copied is not None
+
+
 def test_padded_rows_change_no_logits_and_write_nothing(every_tiny, monkeypatch):
     monkeypatch.setenv("KVLAB_OPS", "reference")
     results = []
