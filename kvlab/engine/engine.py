@@ -20,6 +20,7 @@ from kvlab.engine.runner import Runner
 from kvlab.engine.sampler import RowParams, sample
 from kvlab.engine.sizing import blocks_for_bytes, default_kv_bytes
 from kvlab.engine.storage import KVUse, PagedStorage, with_kv_format
+from kvlab.ops.dispatch import backend
 from kvlab.plan.policies import paged_pool_bytes
 from kvlab.schedule import EventLog, Limits, Output, Request, SamplingParams, Scheduler, Step
 from kvlab.specs.formats import get_format
@@ -114,6 +115,7 @@ class Engine:
         self.options = _options(options, changes)
         self.model = model
         self.kv_dtype = get_format(self.options.kv_dtype or _FORMAT_OF[model.decoder.dtype]).name
+        _check_readable(self.kv_dtype, model.decoder)
         self.spec = with_kv_format(model.spec, self.kv_dtype)
         self.limits = self.options.limits(model.config.max_position)
         self.groups = group_parts(self.spec, self.options.block_size)
@@ -297,6 +299,12 @@ class Engine:
         tokenizer = self.model.tokenizer
         text = "" if tokenizer is None else tokenizer.decode(request.output)
         return Completion(request.request_id, request.output, text, request.finish_reason or "", request.error)
+
+
+def _check_readable(kv_dtype: str, decoder) -> None:
+    """Refuses pages in fp64 where the kernels that would read them compute in fp32."""
+    if kv_dtype == "fp64" and backend(torch.empty(0, dtype=decoder.dtype, device=decoder.device)) == "cpu":
+        raise ValueError("kv_dtype 'fp64': needs a model in fp64 (--dtype fp64), the CPU kernels compute in fp32")
 
 
 def _options(options: EngineOptions | None, changes: dict) -> EngineOptions:

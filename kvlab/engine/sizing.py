@@ -64,9 +64,11 @@ def _available() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _container() -> int | None:
+def _container(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        return max(0, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        # files read once count as used, and are the first to go when memory is wanted
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(stat.get("inactive_file", 0)))
     except (OSError, ValueError):
         return None

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvlab.engine import Engine, SamplingParams
+from kvlab.engine.sizing import _container
 from kvlab.plan.policies import paged_pool_bytes
 
 FORMATS = ["fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "int8"]
@@ -89,6 +90,25 @@ def test_pages_are_taken_from_free_memory_when_nothing_is_said(tiny, caplog):
         engine = Engine(tiny("full").model("fp32"), max_num_seqs=2)
     assert engine.num_blocks == (1 + 2 * 8,)
     assert "16 pages of full, 16 tokens each; at most 2 sequences of 128 tokens" in caplog.text
+
+
+def test_files_that_were_read_do_not_count_as_used_by_the_container(tmp_path):
+    for name, text in (
+        ("memory.max", "1000"),
+        ("memory.current", "990"),
+        ("memory.stat", "anon 300\ninactive_file 600"),
+    ):
+        (tmp_path / name).write_text(text + "\n")
+    assert _container(tmp_path) == 610
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _container(tmp_path) is None
+
+
+def test_pages_that_the_kernels_could_not_read_are_refused(tiny, monkeypatch):
+    monkeypatch.setenv("KVLAB_OPS", "cpu")
+    with pytest.raises(ValueError, match="kv_dtype 'fp64': needs a model in fp64"):
+        Engine(tiny("full").model("fp32"), num_blocks=4, kv_dtype="fp64")
+    Engine(tiny("full").model("fp64"), num_blocks=4, kv_dtype="fp64")
 
 
 def test_nothing_of_the_pool_is_a_float_tensor(tiny):
