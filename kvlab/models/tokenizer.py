@@ -40,6 +40,9 @@ class Tokenizer:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path}: not a readable tokenizer ({error})") from error
+        # fine-tuned models are often saved with the trainer's: a prompt would silently lose its end, or gain padding
+        backend.no_truncation()
+        backend.no_padding()
         settings_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
         settings = json.loads(settings_path.read_text()) if settings_path.is_file() else {}
         if template_path.is_file():

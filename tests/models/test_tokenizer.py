@@ -61,6 +61,18 @@ def test_special_tokens(tokenizer):
     assert (tokenizer.vocab_size, tokenizer.token(257), tokenizer.token(9999)) == (258, "</s>", "")
 
 
+def test_what_the_trainer_cut_and_padded_to_is_forgotten(tokenizer, tmp_path):
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=4)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    again = Tokenizer.from_directory(tmp_path)
+    for text in ("a", "a text of more than four tokens"):
+        assert again.encode(text) == tokenizer.encode(text)
+
+
 def test_chat(tokenizer):
     messages = [{"role": "user", "content": "hi"}]
     assert tokenizer.chat_text(messages) == "<s>user: hi</s><s>a:"
