@@ -11,6 +11,9 @@ _BYTES = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 
+# commas only between groups of three digits: "1,5k" is not 15k
+_NUMBER = r"\s*(?=[\d.])((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)?(?:\.\d+)?)"
+
 
 def parse_tokens(text: str | int) -> int:
     """The number of tokens `text` names: "32k" is 32,768, "1M" is 1,048,576, "4096" is 4,096.
@@ -31,7 +34,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def _parse(text: str, units: dict[str, int], what: str, rule: str) -> int:
-    match = re.fullmatch(r"\s*([\d_,]*\.?\d+)\s*([a-zA-Z]*)\s*", text)
+    match = re.fullmatch(_NUMBER + r"\s*([a-zA-Z]*)\s*", text)
     unit = match.group(2).lower() if match else None
     if match is None or unit not in units:
         raise ValueError(f"{what} {text!r}: must be {rule}")

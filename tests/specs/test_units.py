@@ -10,13 +10,14 @@ from kvlab.specs.units import gb, gib, human_bytes, parse_bytes, parse_tokens
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [("32k", 32_768), ("32K", 32_768), ("1M", 1_048_576), ("4096", 4096), ("1.5k", 1536), (7, 7), ("1_000", 1000),
-     ("131,072", 131_072), (" 8 k ", 8192)],
+     ("131,072", 131_072), ("1,048,576", 2**20), (".5k", 512), (" 8 k ", 8192)],
 )  # fmt: skip
 def test_k_is_1024_tokens_and_plain_numbers_are_taken_as_they_are(text: str | int, tokens: int) -> None:
     assert parse_tokens(text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", "k", "-1", "0", "0k", "1.0001k", "0.5", "32kb", "1e3", "32 k tokens", "nan"])
+@pytest.mark.parametrize("text", ["", "k", "-1", "0", "0k", "1.0001k", "0.5", "32kb", "1e3", "32 k tokens", "nan",
+                                  "1,5k", "8,19", "1,0000", ",500", "1000,000"])  # fmt: skip
 def test_what_is_no_number_of_tokens(text: str) -> None:
     with pytest.raises(ValueError, match=r"^tokens ") as error:
         parse_tokens(text)
