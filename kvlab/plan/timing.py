@@ -117,7 +117,9 @@ def _prompt_pairs(part: CacheSpec, tokens: int) -> int:
         chunks, rest = divmod(tokens, rule.size)
         return chunks * rule.size * (rule.size + 1) // 2 + rest * (rest + 1) // 2
     if rule.rule == "stride":
-        return tokens * (tokens + 1) // 2 // rule.size
+        # the sum of t // size over tokens t = 1 .. n: entries complete when token t is there
+        entries, rest = divmod(tokens, rule.size)
+        return rule.size * entries * (entries - 1) // 2 + entries * (rest + 1)
     return tokens * (tokens + 1) // 2
 
 

@@ -12,6 +12,7 @@ from kvlab.specs.model import LayerSpec, ModelSpec
 from kvlab.specs.parts import (
     Attention,
     ChunkedLocal,
+    CompressedEntries,
     CrossAttention,
     MLALatent,
     RecurrentState,
@@ -53,6 +54,13 @@ def test_a_prompts_pairs_are_counted_one_by_one(part, tokens):
     pairs = sum(sees(q, k) for q in range(tokens) for k in range(tokens))
     # scores and sums: 2 operations x 8 query heads x (64 + 64) values
     assert attention_operations(model_of(part), tokens, prompt=True) == pairs * 2 * 8 * 128
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 127])
+def test_a_prompts_compressed_entries_are_counted_when_they_are_complete(tokens):
+    pairs = sum((query + 1) // 4 for query in range(tokens))
+    found = attention_operations(model_of(CompressedEntries(4, 64, BF16)), tokens, prompt=True)
+    assert found == pairs * 2 * 8 * 128
 
 
 def test_latents_are_scored_wide_in_decode_and_narrow_in_a_prompt():
