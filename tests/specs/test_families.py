@@ -27,6 +27,7 @@ def kinds(config: dict, **options: object) -> list[str]:
         ({"model_type": "t5"}, "which layers keep windows or states"),
         ({"model_type": "opt", "hidden_size": 64, "num_attention_heads": 8}, "opt config: missing num_hidden_layers"),
         ({"model_type": "qwen3", **TINY}, "missing num_key_value_heads"),
+        ({"model_type": "qwen2", **TINY, "use_sliding_window": True, "max_window_layers": None}, "missing layer_types"),
         ({"model_type": "llama", **TINY, "num_hidden_layers": "4"}, "is '4', must be a positive integer"),
         ({"model_type": "llama", **TINY, "num_key_value_heads": 0}, "num_key_value_heads is 0"),
         ({"model_type": "llama", **TINY, "num_hidden_layers": True}, "num_hidden_layers is True"),

@@ -100,8 +100,8 @@ def qwen_window(f: Fields) -> list[Parts]:
     if not f.get("use_sliding_window"):
         return all_full(f)
     kinds = None
-    if f.has("max_window_layers"):
-        first = f.get("max_window_layers")
+    if f.get("max_window_layers") is not None:
+        first = f.count("max_window_layers")
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(f.num_layers)]
     return by_type(f, layer_types(f, kinds), FULL_OR_SLIDING)
 
