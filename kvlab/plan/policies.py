@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvlab.specs.layout import Group, group_parts
+from kvlab.specs.layout import Group, group_parts, retention_name
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.pages import PAGED_RULES, cdiv, most_pages
 from kvlab.specs.parts import CacheSpec, Retention
@@ -201,12 +201,6 @@ def _ideal(model: ModelSpec, tokens: int, cp: int) -> SequenceBytes:
         if part.retention.rule != "none" and part.kind != "buffer":
             found.setdefault(retention_name(part.retention), []).append(part_bytes(part, tokens, cp))
     return SequenceBytes("ideal", tuple(GroupBytes(k, len(v), 1, 0, 0, sum(v)) for k, v in found.items()))
-
-
-def retention_name(rule: Retention) -> str:
-    """The name of the group that keeps by `rule`: "full", "sliding512", "chunked8192", "compressed4", "state"."""
-    names = {"all": "full", "window": "sliding", "chunk": "chunked", "stride": "compressed"}
-    return names.get(rule.rule, rule.rule) + (str(rule.size) if rule.size else "")
 
 
 def _members(model: ModelSpec, group: Group) -> list[CacheSpec]:

@@ -27,8 +27,8 @@ from kvlab.plan.policies import (
     SequenceBytes,
     encoder_tokens,
     local_tokens,
-    retention_name,
 )
+from kvlab.specs.layout import retention_name
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.pages import cdiv
 from kvlab.specs.parts import CacheSpec, Retention

@@ -139,6 +139,12 @@ def group_parts(model: ModelSpec, block_size: int) -> tuple[Group, ...]:
     )
 
 
+def retention_name(rule: Retention) -> str:
+    """The name of the group that keeps by `rule`: "full", "sliding512", "chunked8192", "compressed4", "state"."""
+    names = {"all": "full", "window": "sliding", "chunk": "chunked", "stride": "compressed"}
+    return names.get(rule.rule, rule.rule) + (str(rule.size) if rule.size else "")
+
+
 def _group(model: ModelSpec, rule: Retention, members: list[tuple[int, int]], block_size: int) -> Group:
     entries = block_size
     if rule.rule == "stride":
@@ -147,6 +153,4 @@ def _group(model: ModelSpec, rule: Retention, members: list[tuple[int, int]], bl
             raise ValueError(f"block_size {block_size}: must be a multiple of the compression ratio {rule.size}")
     by_index = {layer.index: layer for layer in model.layers}
     layouts = tuple(page_layout(by_index[i].parts[j], entries) for i, j in members)
-    names = {"all": "full", "window": "sliding", "chunk": "chunked", "stride": "compressed"}
-    name = names.get(rule.rule, rule.rule) + (str(rule.size) if rule.size else "")
-    return Group(name, rule, block_size, tuple(members), layouts)
+    return Group(retention_name(rule), rule, block_size, tuple(members), layouts)
