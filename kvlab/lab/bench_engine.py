@@ -121,13 +121,14 @@ def run_bench(
         raise ValueError(f"load {min(unknown)!r}: must be one of {', '.join(SCENARIOS)}")
     if repeats < 1:
         raise ValueError(f"repeats {repeats}: must be at least 1")
+    # before the runs: the commit that is measured, whatever is committed meanwhile
+    record = provenance("kvlab bench engine --against transformers", ("torch", "transformers", "numba", "numpy"))
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     bench = Bench(target, repeats, say)
     warm_up(bench)
     load_before = os.getloadavg()[0]
     results = {name: getattr(bench, name)() for name in SCENARIOS if name in only}
     contexts = [n for name, n in (("single", 128), ("long", LONG_CONTEXT)) if name in only]
-    record = provenance("kvlab bench engine --against transformers", ("torch", "transformers", "numba", "numpy"))
     return record | {
         "model": bench.model.name,
         "source": bench.model.source,
