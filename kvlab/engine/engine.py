@@ -64,6 +64,10 @@ class EngineOptions:
     page_seed: int | None = None
     log_events: int = 4096
 
+    def __post_init__(self) -> None:
+        if self.pad_to < 1:
+            raise ValueError(f"pad_to {self.pad_to}: must be at least 1")
+
     def limits(self, max_position: int) -> Limits:
         """The limits of steps and sequences for a model of length `max_position`.
 
@@ -169,7 +173,13 @@ class Engine:
     def generate(
         self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """What each prompt came to, in order. A prompt that is refused ends with "error"; the others go on."""
+        """What each prompt came to, in order. A prompt that is refused ends with "error"; the others go on.
+
+        Raises:
+            ValueError: one text instead of a list of prompts: each of its letters would be a prompt.
+        """
+        if isinstance(prompts, str):
+            raise ValueError(f"prompts {prompts[:20]!r}: must be a list of prompts, as in generate([prompt])")
         every = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
         requests: list[Request | Completion] = []
         for prompt, own in zip(prompts, every, strict=True):
@@ -266,7 +276,10 @@ class Engine:
             if self.model.tokenizer is None:
                 raise ValueError("prompt: the model has no tokenizer, give token ids")
             return list(self.model.tokenizer.encode(prompt))
-        ids = [operator.index(token) for token in prompt]
+        try:
+            ids = [operator.index(token) for token in prompt]
+        except TypeError as error:
+            raise ValueError(f"prompt: must be a text or whole numbers, token ids ({error})") from None
         vocab = self.model.config.vocab_size
         if bad := [token for token in ids if not 0 <= token < vocab]:
             raise ValueError(f"prompt: token id {bad[0]} must be at least 0 and below the vocabulary's {vocab}")

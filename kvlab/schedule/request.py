@@ -35,6 +35,10 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "seed"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) or (name == "seed" and value is None)):
+                raise ValueError(f"{name} {value!r}: must be a whole number")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens {self.max_tokens}: must be at least 1")
         if not 0 <= self.temperature < float("inf"):

@@ -114,8 +114,9 @@ def test_nan_logits_end_their_request_alone(llama):
         ([2**40], "token id 1099511627776 must be"),
         ([1] * 120, "request can never fit: 125 tokens take 32 pages of group full, the pool has 20"),
         ("text", "the model has no tokenizer"),
+        ([1, 2.5], "prompt: must be a text or whole numbers"),
     ],
-    ids=["empty", "long", "id", "negative", "huge", "never fits", "text"],
+    ids=["empty", "long", "id", "negative", "huge", "never fits", "text", "fraction"],
 )
 def test_bad_prompts_are_refused_with_the_rule_and_the_others_go_on(llama, prompt, rule):
     engine, params = engine_of(llama, num_blocks=21), SamplingParams(6)
@@ -126,6 +127,11 @@ def test_bad_prompts_are_refused_with_the_rule_and_the_others_go_on(llama, promp
     assert good.token_ids == llama.reference.tokens(PROMPT, params)
     assert other.token_ids == llama.reference.tokens([9, 1], params)
     assert not engine.requests
+
+
+def test_one_text_is_not_a_list_of_prompts(llama):
+    with pytest.raises(ValueError, match="prompts 'a text': must be a list of prompts"):
+        engine_of(llama).generate("a text")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +146,7 @@ def test_bad_prompts_are_refused_with_the_rule_and_the_others_go_on(llama, promp
         ({"max_model_len": 129}, "max_model_len 129: the model was made for at most 128 tokens"),
         ({"max_num_seqs": 0}, "max_num_seqs 0: must be at least 1"),
         ({"max_batched_tokens": 0}, "max_batched_tokens 0: must be at least 1"),
+        ({"pad_to": 0}, "pad_to 0: must be at least 1"),
         ({"pages": 3}, "option pages: must be one of"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -207,7 +207,7 @@ def test_the_ring_forgets_but_the_counts_do_not():
 @pytest.mark.parametrize(
     ("field", "value"),
     [("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0),
-     ("top_p", 1.5), ("seed", -1)],
+     ("top_p", 1.5), ("seed", -1), ("max_tokens", 2.5), ("top_k", 1.5), ("seed", 0.5)],
 )  # fmt: skip
 def test_sampling_params_name_the_bad_value(field, value):
     with pytest.raises(ValueError, match=f"{field} {value}"):
