@@ -15,7 +15,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     offset = config.getoption("--seed-offset")
     if not offset:
         return
-    seeded = [item for item in items if isinstance(getattr(item, "callspec", None) and item.callspec.params.get("seed"), int)]
+    seeded = [
+        item for item in items if isinstance(getattr(item, "callspec", None) and item.callspec.params.get("seed"), int)
+    ]
     for item in seeded:
         item.callspec.params["seed"] += offset
     config.hook.pytest_deselected(items=[item for item in items if item not in set(seeded)])

@@ -24,5 +24,7 @@ def test_every_module_says_what_it_is() -> None:
 def test_readme_names_only_targets_that_make_has() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     pages = [ROOT / "README.md", *(ROOT / "book").glob("*.md")]
-    named = {name for page in pages for name in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.M)}
+    named = {
+        name for page in pages for name in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.M)
+    }
     assert named and named <= targets

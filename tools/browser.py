@@ -17,12 +17,17 @@ def main() -> int:
         return 0
     if shutil.which("apt-get") and os.geteuid() == 0:
         quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+        for command in (
+            ["apt-get", "update", "-qq"],
+            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"],
+        ):
             subprocess.run(command, env=quiet, check=False, stdout=subprocess.DEVNULL)
     if find_browser():
         print(f"browser: {find_browser()}")
         return 0
-    print("browser: no Chromium. Install it (Debian: sudo apt-get install chromium; macOS: Google Chrome) or set KVLAB_BROWSER.")
+    print(
+        "browser: no Chromium. Install it (Debian: sudo apt-get install chromium; macOS: Google Chrome) or set KVLAB_BROWSER."
+    )
     return 1
 
 

@@ -25,7 +25,9 @@ HTML = ROOT / "_build" / "html"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ONLY_FOR_LAB = (WIDGET_VIEW, "application/vnd.plotly.v1+json")
 # the theme offers to run cells on a remote server; this book runs without one, and pages name no other host
-THEBE = re.compile(r"<script[^>]*>[^<]*THEBE_JS_URL[^<]*</script>\s*|<script[^>]*(?:thebe)[^>]*></script>\s*|<link[^>]*thebe[^>]*>\s*")
+THEBE = re.compile(
+    r"<script[^>]*>[^<]*THEBE_JS_URL[^<]*</script>\s*|<script[^>]*(?:thebe)[^>]*></script>\s*|<link[^>]*thebe[^>]*>\s*"
+)
 
 
 def for_the_page(notebook: dict) -> dict:
@@ -89,7 +91,10 @@ def clean_pages() -> None:
 
 def main() -> int:
     """Builds the book; 1 when a chapter fails or the build warns."""
-    if "--keep-run" not in sys.argv[1:] and subprocess.run([sys.executable, "tools/run_chapters.py"], cwd=ROOT).returncode:
+    if (
+        "--keep-run" not in sys.argv[1:]
+        and subprocess.run([sys.executable, "tools/run_chapters.py"], cwd=ROOT).returncode
+    ):
         print("book: not built, because a chapter failed")
         return 1
     assets.npm_packages()

@@ -56,7 +56,9 @@ def prose(text: str) -> str:
 
 def words(cells: list[dict]) -> int:
     """Words in the text cells, code fences and markup left out."""
-    text = " ".join(re.sub(r"^```.*?^```", " ", source(c), flags=re.S | re.M) for c in cells if c["cell_type"] == "markdown")
+    text = " ".join(
+        re.sub(r"^```.*?^```", " ", source(c), flags=re.S | re.M) for c in cells if c["cell_type"] == "markdown"
+    )
     return len(re.findall(r"[A-Za-z][\w'-]*", re.sub(r"<[^>]+>|\]\([^)]*\)", " ", text)))
 
 

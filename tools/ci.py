@@ -36,7 +36,7 @@ class Job:
 def pytest(name: str, *arguments: str, workers: int = 2) -> list[str]:
     """A pytest call without the slow tests, with its report kept for the closing count."""
     report = f"--junit-xml={REPORTS / name}.xml"
-    which = "book and not slow" if name == "browser" else "not book and not slow"
+    which = "book and not slow" if name.startswith("browser") else "not book and not slow"
     call = [PY, "-m", "pytest", "-m", which, "--durations=5", "--durations-min=5", report, *arguments]
     return [*call, "-n", str(workers)] if workers > 1 else call
 
@@ -61,7 +61,10 @@ def unit_job() -> list[list[str]]:
 
 def browser_job() -> list[list[str]]:
     """The built pages, and JupyterLab, in a real browser."""
-    return [[PY, "tools/browser.py"], pytest("browser", "tests", workers=1)]
+    explorer = pytest(
+        "browser-explorer", "tests/book/test_explorer_page.py", workers=1
+    )  # brings its own browser and server
+    return [[PY, "tools/browser.py"], explorer, pytest("browser", "tests/book/pages", workers=1)]
 
 
 JOBS = (
@@ -114,7 +117,9 @@ def table(results: list[tuple[Job, bool, float]]) -> str:
     lines = [f"{'job':10} {'budget':>9} {'measured':>9}  result"]
     for job, passed, seconds in results:
         late = " (over budget)" if seconds > 60 * job.budget_minutes else ""
-        lines.append(f"{job.name:10} {60 * job.budget_minutes:7.0f} s {seconds:7.0f} s  {'passed' if passed else 'FAILED'}{late}")
+        lines.append(
+            f"{job.name:10} {60 * job.budget_minutes:7.0f} s {seconds:7.0f} s  {'passed' if passed else 'FAILED'}{late}"
+        )
     total = sum(seconds for _, _, seconds in results)
     lines.append(f"{'all':10} {60 * sum(j.budget_minutes for j, _, _ in results):7.0f} s {total:7.0f} s")
     return "\n".join(lines)
@@ -138,7 +143,10 @@ def main() -> int:
         if job.name == "setup" and not passed:
             break
     found = counts()
-    print(f"\n{table(results)}\n\n{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped", flush=True)
+    print(
+        f"\n{table(results)}\n\n{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped",
+        flush=True,
+    )
     return 0 if all(passed for _, passed, _ in results) else 1
 
 

@@ -106,8 +106,14 @@ def execute(copy: Path) -> str:
 
 def machine() -> dict[str, str]:
     """What the chapters run on, for the status page."""
-    names = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()) if os.path.exists("/proc/cpuinfo") else []
-    commit = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = (
+        re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+        if os.path.exists("/proc/cpuinfo")
+        else []
+    )
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return {
         "cpu": names[0] if names else platform.processor() or platform.machine(),
         "cores": str(os.cpu_count()), "system": f"{platform.system()} {platform.machine()}",

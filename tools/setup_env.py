@@ -109,7 +109,9 @@ def make_venv(reuse: bool) -> str | None:
     if found:
         version, folders = found
         if tuple(int(n) for n in version.split("+")[0].split(".")[:2]) < TORCH_FLOOR:
-            fail(f"torch {version} in {sys.executable} is older than {TORCH_FLOOR[0]}.{TORCH_FLOOR[1]}. Update it there.")
+            fail(
+                f"torch {version} in {sys.executable} is older than {TORCH_FLOOR[0]}.{TORCH_FLOOR[1]}. Update it there."
+            )
         pth = next((VENV / "lib").glob("python3.*/site-packages")) / "_base_torch.pth"
         if f"python{sys.version_info[0]}.{sys.version_info[1]}" not in str(pth):
             fail(f".venv was made from another Python than {sys.executable}. Run `make distclean` first.")
@@ -169,7 +171,17 @@ def install_kernel() -> None:
     """Registers the notebook kernel and keeps JupyterLab from asking for news and updates."""
     if done("kernel", "1"):
         return
-    command = [python(), "-m", "ipykernel", "install", "--sys-prefix", "--name", "kvlab", "--display-name", "KV Cache Lab"]
+    command = [
+        python(),
+        "-m",
+        "ipykernel",
+        "install",
+        "--sys-prefix",
+        "--name",
+        "kvlab",
+        "--display-name",
+        "KV Cache Lab",
+    ]
     run(command, "register the notebook kernel", "Run `make distclean` and start again.")
     settings = VENV / "share" / "jupyter" / "lab" / "settings"
     settings.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,12 @@ def result_rows() -> list[list[str]]:
 
 def page() -> str:
     """The whole page, in Markdown."""
-    parts = [INTRO, "## Chapters", machine_lines(), table(["chapter", "result", "time", "ran", "commit"], chapter_rows())]
+    parts = [
+        INTRO,
+        "## Chapters",
+        machine_lines(),
+        table(["chapter", "result", "time", "ran", "commit"], chapter_rows()),
+    ]
     parts += [
         "## Recorded measurements",
         "What takes a GPU, minutes, or a quiet machine is measured once and kept with its conditions. "

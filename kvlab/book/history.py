@@ -33,7 +33,7 @@ class Work:
 
     @property
     def months_off(self) -> int:
-        """Months from the first version to the nearest month the guide allows; 0 where it is right, negative if early."""
+        """Months from the first version to the nearest the guide allows; 0 where it is right, negative if early."""
         if self.guide_first <= self.month <= self.guide_last:
             return 0
         return self.guide_first - self.month if self.month < self.guide_first else self.guide_last - self.month

@@ -1,8 +1,9 @@
 """Figures: one plotly template, drawn from data, readable in light and dark, on a page without a kernel.
 
-A figure is emitted twice in one output: as plotly's own type, which JupyterLab draws, and as a small piece of HTML, which
-the built page draws with the single plotly.js of the book's `_static/vendor` folder, fetched when the first figure of a
-page asks for it. Colours of text and axes are left to the page's style sheet (`kvlab.css`), so that they follow the theme.
+A figure is emitted twice in one output: as plotly's own type, which JupyterLab draws, and as a small piece of HTML,
+which the built page draws with the single plotly.js of the book's `_static/vendor` folder, fetched when the first
+figure of a page asks for it. Colours of text and axes are left to the page's style sheet (`kvlab.css`), so that they
+follow the theme.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 TEXT = "#767676"  # 4.5:1 on white, and the style sheet replaces it by the theme's own text colour
 
+ROWS_PER_SERIES = 200
 _serial = itertools.count(1)
 
 _LOADER = """<script>(() => {{
@@ -29,7 +31,7 @@ _LOADER = """<script>(() => {{
     s.onload = () => done(window.Plotly); s.onerror = failed; document.head.append(s); }});
   const box = document.getElementById('{name}');
   window.kvPlotly.then(p => p.newPlot(box, {data}, {layout}, {{displayModeBar: false, responsive: true}}))
-    .catch(() => {{ box.textContent = 'The figure needs the book to be served over http; its data is in the table below.';
+    .catch(() => {{ box.textContent = 'The figure needs the book to be served over http; its data stand below.';
       box.closest('figure')?.querySelector('details')?.setAttribute('open', ''); }});
 }})();</script>"""
 
@@ -81,11 +83,12 @@ def show(figure: Any, *, alt: str, caption: str) -> None:
 
 
 def _data_table(figure: Any) -> str:
-    """The figure's points as a folded table, at most 40 rows."""
-    rows = []
+    """The figure's points as a folded table; of a series of more than 200 points it says how many are left out."""
+    rows, left_out = [], 0
     for trace in figure.data:
-        label = trace.name or ""
-        for x, y in itertools.islice(zip(_values(trace, "x"), _values(trace, "y"), strict=False), 40):
+        label, points = trace.name or "", list(zip(_values(trace, "x"), _values(trace, "y"), strict=False))
+        left_out += max(0, len(points) - ROWS_PER_SERIES)
+        for x, y in points[:ROWS_PER_SERIES]:
             rows.append(f"<tr><td>{html.escape(label)}</td><td>{_cell(x)}</td><td>{_cell(y)}</td></tr>")
     if not rows:
         return ""
@@ -93,10 +96,11 @@ def _data_table(figure: Any) -> str:
         f'<th scope="col">{html.escape(t or "value")}</th>'
         for t in ("series", figure.layout.xaxis.title.text, figure.layout.yaxis.title.text)
     )
+    note = f"<p>{left_out:,} further points are not listed.</p>" if left_out else ""
     return (
         '<details class="kv-data"><summary>The data of this figure</summary><div class="kv-table" tabindex="0" '
         f'role="region" aria-label="Data of the figure"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows[:40])}</tbody></table></div></details>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>{note}</details>"
     )
 
 

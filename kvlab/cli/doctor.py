@@ -92,7 +92,9 @@ def check_packages() -> list[Check]:
     missing = [p for p in BOOK if not version(p)]
     found = ", ".join(f"{p} {version(p)}" for p in BOOK if p not in missing)
     if missing:
-        checks.append(Check("book", "note", f"without {', '.join(missing)}: chapters and pages cannot be made", "make setup"))
+        checks.append(
+            Check("book", "note", f"without {', '.join(missing)}: chapters and pages cannot be made", "make setup")
+        )
     else:
         checks.append(Check("book", "ok", found))
     return checks
@@ -134,7 +136,9 @@ def check_triton() -> Check:
 
     if torch.cuda.is_available():
         return Check("triton", "ok", found)
-    return Check("triton", "note", f"{found}, no GPU: kernel cells show recorded output, the engine uses its CPU kernels")
+    return Check(
+        "triton", "note", f"{found}, no GPU: kernel cells show recorded output, the engine uses its CPU kernels"
+    )
 
 
 def check_models() -> list[Check]:
@@ -159,9 +163,13 @@ def check_cache() -> Check:
             pass
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Check("cache", "problem", f"{folder}: {error.strerror}", "set KVLAB_CACHE to a folder that you can write to")
+        return Check(
+            "cache", "problem", f"{folder}: {error.strerror}", "set KVLAB_CACHE to a folder that you can write to"
+        )
     if free < 2 * 10**9:
-        return Check("cache", "problem", f"{folder}: {free / 10**9:.1f} GB free", "make room: converted weights take 0.6 GB")
+        return Check(
+            "cache", "problem", f"{folder}: {free / 10**9:.1f} GB free", "make room: converted weights take 0.6 GB"
+        )
     return Check("cache", "ok", f"{folder}, {free / 10**9:.0f} GB free")
 
 
@@ -181,7 +189,9 @@ def where(checks: list[Check]) -> list[str]:
     lines = [f"kvlab plan, claims: anywhere, no torch needed (kvlab {kvlab.__version__})"]
     if device in ("cpu", "cuda"):
         lines.append(f"kvlab generate, bench, chapters: on {device}; --device overrides")
-        lines.append("kernel chapters: " + ("live" if device == "cuda" else "recorded results, and the cell that redoes them"))
+        lines.append(
+            "kernel chapters: " + ("live" if device == "cuda" else "recorded results, and the cell that redoes them")
+        )
     return lines
 
 

@@ -57,15 +57,18 @@ def recorded_quality() -> dict[str, Any] | None:
 
 def fallback_table(states: list[dict[str, Any]]) -> str:
     """The explorer's figures for some settings, as a table."""
-    header = ["Model", "GPUs", "Context (tokens)", "Batch (sequences)", "KV cache in", "Cache of one sequence",
-              "Needed per GPU", "Of", "Sequences that fit", "Decode (tokens/s)"]  # fmt: skip
+    header = ["Model", "GPUs", "Context (tokens)", "Batch (sequences)", "Weights in", "KV cache in",
+              "Cache of one sequence", "Needed per GPU, unused share included",
+              "Of", "Sequences that fit", "Decode (tokens/s)"]  # fmt: skip
     rows = []
     for state in states:
         p, memory = state["params"], state["memory"]
         rows.append([
-            state["name"], f"{p['tp']} x {state['gpu']}", f"{p['context']:,}", f"{p['batch']:,}", p["kv_dtype"],
+            state["name"], f"{p['tp']} x {state['gpu']}", f"{p['context']:,}", f"{p['batch']:,}",
+            p["weight_dtype"], p["kv_dtype"],
             gib(state["kv_bytes"]), gib(memory["used_bytes"]), gib(memory["capacity_bytes"]),
-            f"{state['max_concurrent']:,}", f"{state['decode']['tokens_per_s']:,.0f}",
+            f"{state['max_concurrent']:,}",
+            f"{state['decode']['tokens_per_s']:,.0f}" if p["batch"] <= state["max_concurrent"] else "does not fit",
         ])  # fmt: skip
     return table_html("The explorer's figures for a few settings", header, rows)
 

@@ -79,7 +79,14 @@ def test_the_checks_see_each_broken_rule() -> None:
         code('book.compare("early", 1)'), code('book.predict("late", "?", 1)'),
     ]  # fmt: skip
     found = "\n".join(checks.check({"cells": cells, "metadata": {}}))
-    for said in ("2502 words", "16 lines", "has outputs", "three cells in a row", "'early' is compared without", "'late' is never"):
+    for said in (
+        "2502 words",
+        "16 lines",
+        "has outputs",
+        "three cells in a row",
+        "'early' is compared without",
+        "'late' is never",
+    ):
         assert said in found
 
 
@@ -93,6 +100,10 @@ def test_hiding_tags_and_settings_are_seen(tag) -> None:
 
 
 def test_cleaning_removes_what_execution_leaves() -> None:
-    cell = code("1") | {"outputs": [{}], "execution_count": 3, "metadata": {"execution": {"t": 1}, "tags": ["hide-input"]}}
+    cell = code("1") | {
+        "outputs": [{}],
+        "execution_count": 3,
+        "metadata": {"execution": {"t": 1}, "tags": ["hide-input"]},
+    }
     clean = tool("clean_chapters").cleaned({"cells": [cell], "metadata": {"widgets": {}}})
     assert clean["cells"] == [code("1") | {"metadata": {"tags": ["hide-input"]}}] and "widgets" not in clean["metadata"]

@@ -70,7 +70,11 @@ out"""
 
 @pytest.mark.parametrize(
     ("cell", "said"),
-    [(SILENT, "ZeroDivisionError"), ("import sys; print('lost', file=sys.stderr)", "stderr: lost"), ("1 / 0", "ZeroDivisionError")],
+    [
+        (SILENT, "ZeroDivisionError"),
+        ("import sys; print('lost', file=sys.stderr)", "stderr: lost"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
     ids=["in a widget's output", "stderr", "plain"],
 )
 def test_failures_are_seen_in_a_real_run(runner, tmp_path, capsys, cell, said) -> None:

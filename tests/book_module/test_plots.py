@@ -56,7 +56,8 @@ def test_a_long_series_shows_its_beginning(shown) -> None:
     drawn = new_figure("n", "bytes")
     drawn.add_scatter(x=list(range(1000)), y=list(range(1000)))
     show(drawn, alt="a", caption="c")
-    assert len(cells(shown[0]["text/html"])) == 41
+    assert len(cells(shown[0]["text/html"])) == 201
+    assert "800 further points are not listed." in shown[0]["text/html"]
 
 
 def test_nothing_is_fetched_from_another_server(shown) -> None:

@@ -25,6 +25,8 @@ SILENT_PICTURES = """() => [...document.querySelectorAll('.bd-article img, .bd-a
       e.querySelector('[aria-label], img[alt], figcaption')?.textContent ??
       e.querySelector('[aria-label]')?.getAttribute('aria-label') ?? '';
     return t.trim().length < 10 || /^_images|\\.(png|svg)$/.test(t); }).map(e => e.outerHTML.slice(0, 120))"""
+PROSE = """() => { const copy = document.querySelector('main').cloneNode(true);
+  copy.querySelectorAll('pre, code, script').forEach(e => e.remove()); return copy.textContent; }"""
 CONTRAST_OF_FIGURES = """() => { const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number)
       .map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
     return .2126 * r + .7152 * g + .0722 * b; };
@@ -50,13 +52,17 @@ def test_every_picture_says_what_it_shows(seen) -> None:
 
 
 def test_no_markup_is_left_raw(seen) -> None:
-    assert re.findall(r":::|\{[a-z-]+\}`|```", seen.page.inner_text("main")) == []
+    assert re.findall(r":::|\{[a-z-]+\}`|```", seen.page.evaluate(PROSE)) == []
 
 
 def test_axe_finds_no_serious_fault(seen) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(seen.page).response["violations"]
+    # inside a figure our own test measures contrast; in the second theme only colours can differ; highlighted code has the
+    # same colours on every page, and thousands of spans on some: one chapter's stand for all
+    code = [] if seen.path.endswith("03_history.html") else [[".highlight"]]
+    options = {"resultTypes": ["violations"]} | ({"runOnly": ["color-contrast"]} if seen.theme == "dark" else {})
+    found = Axe().run(seen.page, context={"exclude": [[".main-svg"], *code]}, options=options).response["violations"]
     serious = [(v["id"], n["html"][:160]) for v in found if v["impact"] in ("serious", "critical") for n in v["nodes"]]
     assert serious == []
 
@@ -85,7 +91,9 @@ def test_page_fits_a_phone(seen) -> None:
 def test_page_is_small_and_refers_to_nothing_outside_its_folder(path) -> None:
     text = (HTML / path).read_text(encoding="utf-8")
     assert len(text.encode()) <= 1_000_000
-    loads = re.findall(r"""(?:<script[^>]*src|<link[^>]*href|<img[^>]*src|@import|import\()\s*=?\s*["'(]?(https?://[^"')\s]+)""", text)
+    loads = re.findall(
+        r"""(?:<script[^>]*src|<link[^>]*href|<img[^>]*src|@import|import\()\s*=?\s*["'(]?(https?://[^"')\s]+)""", text
+    )
     assert [u for u in loads if "w3.org" not in u] == []
     assert re.findall(r"""(?:src|href)=["']/[^/"'][^"']*""", text) == []
 

@@ -53,7 +53,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     token = secrets.token_hex(16)
     cache = os.environ.get("KVLAB_CACHE") or str(Path.home() / ".cache" / "kvlab")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
-    environment |= {"HOME": str(home), "KVLAB_CACHE": cache, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+    environment |= {
+        "HOME": str(home),
+        "KVLAB_CACHE": cache,
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "JUPYTER_PLATFORM_DIRS": "1",
+    }
     flags = ["--no-browser", f"--port={port}", "--ip=127.0.0.1", f"--IdentityProvider.token={token}"]
     log = (folder / "log").open("w")
     server = subprocess.Popen(lab_command(flags, folder), env=environment, stdout=log, stderr=log, cwd=folder)
@@ -77,6 +82,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 PROMPTS = "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(p => p.textContent.trim())"
 
 
+def close_dialogs(page: object) -> None:
+    """Answers what JupyterLab asks on a slow start with its default, as a person would; prints what it was."""
+    for _ in range(3):
+        dialog = page.locator("dialog.jp-Dialog")
+        if not dialog.count():
+            return
+        print("JupyterLab asked:", dialog.first.inner_text())
+        dialog.first.locator("button.jp-mod-accept").click()
+        page.wait_for_timeout(1000)
+
+
 def run_all(page: object) -> None:
     """Run > Run All Cells until every cell has run.
 
@@ -91,6 +107,7 @@ def run_all(page: object) -> None:
         status = page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
         quiet = quiet + 1 if status == "idle" and "[*]:" not in prompts else 0
         if quiet > 3:
+            close_dialogs(page)
             page.get_by_role("menuitem", name="Run", exact=True).first.click()
             page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
             quiet = 0
@@ -105,7 +122,9 @@ def test_a_reader_runs_a_chapter_and_measures(lab, chromium) -> None:
     context = chromium.new_context(viewport={"width": 1500, "height": 6000})  # so tall that no cell is left undrawn
     context.set_default_timeout(90_000)
     foreign: list[str] = []
-    context.on("request", lambda r: foreign.append(r.url) if not r.url.startswith((address, "blob:", "data:", "ws:")) else None)
+    context.on(
+        "request", lambda r: foreign.append(r.url) if not r.url.startswith((address, "blob:", "data:", "ws:")) else None
+    )
     context.route(lambda url: not url.startswith((address, "blob:", "data:")), lambda route: route.abort())
     page = context.new_page()
     page.goto(f"{address}/lab/tree/chapters/{chapter.name}?token={token}")
@@ -116,7 +135,9 @@ def test_a_reader_runs_a_chapter_and_measures(lab, chromium) -> None:
     assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     shown = page.inner_text(".jp-Notebook")
     assert "Traceback" not in shown
-    texts = page.locator(".jp-RenderedMarkdown, .jp-RenderedMystMarkdown, .jp-MarkdownCell .jp-MarkdownOutput").all_inner_texts()
+    texts = page.locator(
+        ".jp-RenderedMarkdown, .jp-RenderedMystMarkdown, .jp-MarkdownCell .jp-MarkdownOutput"
+    ).all_inner_texts()
     assert [m for t in texts for m in re.findall(r":::|\\{[a-z-]+\\}`", t)] == []
 
     explorer = page.locator("section.kvx").first
