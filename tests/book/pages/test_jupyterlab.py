@@ -51,6 +51,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     token = secrets.token_hex(16)
+    settings = home / "settings" / "@jupyterlab" / "notebook-extension"
+    settings.mkdir(parents=True)
+    # every cell is drawn, also outside the window: the test looks at all of them
+    (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
     cache = os.environ.get("KVLAB_CACHE") or str(Path.home() / ".cache" / "kvlab")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
     environment |= {
@@ -119,7 +123,7 @@ def test_a_reader_runs_a_chapter_and_measures(lab, chromium) -> None:
     address, token = lab.split("|")
     chapter = chapter_with_explorer()
     code_cells = sum(c["cell_type"] == "code" for c in json.loads(chapter.read_text())["cells"])
-    context = chromium.new_context(viewport={"width": 1500, "height": 6000})  # so tall that no cell is left undrawn
+    context = chromium.new_context(viewport={"width": 1500, "height": 2000})
     context.set_default_timeout(90_000)
     foreign: list[str] = []
     context.on(
