@@ -33,7 +33,7 @@ def late_windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
     window = (config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
     types = config.get("layer_types")
     if types is None:
-        first = config.get("max_window_layers", num_layers)
+        first = num_layers if config.get("max_window_layers") is None else config["max_window_layers"]
         return tuple(window if i >= first else 0 for i in range(num_layers))
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 

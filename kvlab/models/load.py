@@ -176,6 +176,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def _check_windows(config: ModelConfig, spec: ModelSpec) -> None:
-    """The cache's idea of each layer's window must be the decoder's, or pages would be dropped too early."""
+    """Refuses a config whose windows the cache and the decoder read differently: pages would be dropped too early."""
     held = tuple(layer.parts[0].retention.size for layer in spec.layers)
-    assert held == config.windows, f"windows: cache {held}, decoder {config.windows}"
+    if held != config.windows:
+        raise ValueError(f"windows: the cache reads {held} from this config, the decoder {config.windows}")

@@ -53,8 +53,14 @@ class PageViews:
 
     @cached_property
     def geometry(self) -> np.ndarray:
-        """int64 [7]: block_size, row stride, offsets of k and v (in codes) and of their scales (in fp32), Hkv."""
+        """int64 [7]: block_size, row stride, offsets of k and v (in codes) and of their scales (in fp32), Hkv.
+
+        Raises:
+            ValueError: keys and values of different widths, which these kernels would write over each other.
+        """
         k, v, item = self.layout["k"], self.layout["v"], self.codes.itemsize
+        if k.width != v.width:
+            raise ValueError(f"head_dim of keys {k.width}, of values {v.width}: the CPU kernels need them equal")
         scales = [self.layout[n].offset // 4 if self.k_scale is not None else 0 for n in ("k_scale", "v_scale")]
         return np.array(
             [self.block_size, k.row_bytes // item, k.offset // item, v.offset // item, *scales, k.heads], np.int64

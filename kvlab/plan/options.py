@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -127,10 +128,9 @@ def _named(name: str, parse: Any, value: Any) -> int:
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    try:
-        number = int(str(value).replace(",", "").replace("_", ""))
-    except ValueError:
-        number = least - 1
+    text = str(value).strip()
+    grouped = re.fullmatch(r"\d{1,3}(,\d{3})+|\d+(_\d+)*", text)
+    number = int(re.sub("[,_]", "", text)) if grouped else least - 1
     if number < least:
         raise ValueError(f"{name} {value!r}: must be a whole number of at least {least}")
     return number

@@ -61,6 +61,8 @@ def cache_read_bytes(model: ModelSpec, tokens: int, cp: int = 1) -> int:
             moved += part_bytes(source, tokens, cp) if source else 0
         elif part.kind in ("recurrent", "buffer"):
             moved += 2 * part.fixed_bytes
+        elif part.retention.rule == "chunk":
+            moved += part.retained(tokens) * part.entry_bytes
         else:
             moved += part_bytes(part, tokens, cp)
     return moved

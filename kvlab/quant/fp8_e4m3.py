@@ -8,12 +8,12 @@ MAX = 448.0
 
 
 def encode(x: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """Codes of `x`, clamped to +-448 before the cast; NaN stays NaN.
+    """Codes of `x`, clamped to +-448 before the cast; NaN stays NaN, and infinity becomes NaN, not a plausible 448.
 
     What a cast does above 448 differs between torch versions and devices, so it never gets there.
     Relative error of a value within 2**-6 .. 448: at most 2**-4.
     """
-    return x.clamp(-MAX, MAX).to(torch.float8_e4m3fn), None
+    return x.clamp(-MAX, MAX).masked_fill(x.isinf(), torch.nan).to(torch.float8_e4m3fn), None
 
 
 def decode(codes: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
