@@ -13,6 +13,9 @@ from kvlab.cli.doctor import find_browser
 
 ROOT = Path(__file__).resolve().parents[1]
 HTML = ROOT / "_build" / "html"
+# the widget alone, as wide as in JupyterLab
+ALONE = """.skip-link, #pst-skip-link, .bd-header-article, .bd-header, .bd-sidebar-primary, .bd-sidebar-secondary { display: none !important }
+.bd-article-container { max-width: 1060px !important; width: 1060px !important } .kvx-quality, .kvx-results > * + .kvx-quality ~ * { display: none }"""
 
 
 def page_with_explorer() -> str:
@@ -31,9 +34,11 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"])
         for theme, name in (("light", "explorer.png"), ("dark", "explorer-dark.png")):
-            page = browser.new_page(viewport={"width": 1200, "height": 1000}, color_scheme=theme)
+            page = browser.new_page(viewport={"width": 1200, "height": 1400}, color_scheme=theme)
             page.goto(address)
             page.wait_for_selector("[data-kvlab-widget=explorer][data-mounted=true]")
+            page.add_style_tag(content=ALONE)
+            page.wait_for_timeout(500)
             page.locator("section.kvx .kvx-grid").first.screenshot(path=ROOT / "book" / "assets" / name)
             page.close()
         browser.close()
