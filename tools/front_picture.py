@@ -14,8 +14,10 @@ from kvlab.cli.doctor import find_browser
 ROOT = Path(__file__).resolve().parents[1]
 HTML = ROOT / "_build" / "html"
 # the widget alone, as wide as in JupyterLab
-ALONE = """.skip-link, #pst-skip-link, .bd-header-article, .bd-header, .bd-sidebar-primary, .bd-sidebar-secondary { display: none !important }
-.bd-article-container { max-width: 1060px !important; width: 1060px !important } .kvx-quality, .kvx-results > * + .kvx-quality ~ * { display: none }"""
+ALONE = """.skip-link, #pst-skip-link, .bd-header-article, .bd-header,
+.bd-sidebar-primary, .bd-sidebar-secondary { display: none !important }
+.bd-article-container { max-width: 1060px !important; width: 1060px !important }
+.kvx-quality, .kvx-results > * + .kvx-quality ~ * { display: none }"""
 
 
 def page_with_explorer() -> str:
