@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv" / "bin"
 PY = str(VENV / "python")
 REPORTS = ROOT / "build" / "reports"
-PARITY = "tests/lab/parity"
+PARITY = tuple(str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests" / "lab").glob("test_parity*.py")))
 KERNELS = ("tests/ops", "tests/quant")
 
 
@@ -55,7 +55,7 @@ def lint_job() -> list[list[str]]:
 
 def unit_job() -> list[list[str]]:
     """All tests but those that the other jobs run."""
-    ignored = [f"--ignore={path}" for path in (PARITY, *KERNELS)]
+    ignored = [f"--ignore={path}" for path in (*PARITY, *KERNELS)]
     return [pytest("unit", "tests", *ignored)]
 
 
@@ -71,11 +71,11 @@ JOBS = (
     Job("setup", 4, setup_job),
     Job("lint", 1, lint_job),
     Job("unit", 7, unit_job),
-    Job("parity", 4, lambda: [pytest("parity", PARITY)]),
+    Job("parity", 4, lambda: [pytest("parity", *PARITY)]),
     Job("kernels", 6, lambda: [pytest("kernels", *KERNELS)]),
     Job("chapters", 12, lambda: [[PY, "tools/run_chapters.py"]]),
-    Job("build", 2, lambda: [[PY, "tools/build_book.py", "--keep-run"]]),
-    Job("browser", 3, browser_job),
+    Job("build", 0.5, lambda: [[PY, "tools/build_book.py", "--keep-run"]]),
+    Job("browser", 4.5, browser_job),
 )
 
 
