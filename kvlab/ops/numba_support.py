@@ -1,7 +1,8 @@
 """Numba, when it is there: one decorator for all CPU kernels, and their cache on disk.
 
 Numba reuses a cached kernel while the file of that kernel is unchanged, and does not look at the files it
-calls into. The cache folder is therefore named by a hash of every source file of `kvlab.ops` and `kvlab.quant`.
+calls into. The cache folder is therefore named by a hash of every file that kernels are made of: the `cpu*.py` of
+`kvlab.ops`, all of `kvlab.quant`, and this one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def cache_dir() -> str:
     root = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    for path in sorted([*here.rglob("*.py"), *(here.parent / "quant").rglob("*.py")]):
+    for path in sorted([Path(__file__), *here.rglob("cpu*.py"), *(here.parent / "quant").rglob("*.py")]):
         digest.update(path.read_bytes())
     folder = Path(root) / "kvlab" / f"numba-{digest.hexdigest()[:12]}"
     try:
