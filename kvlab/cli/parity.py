@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         ValueError: not a config, or an architecture the engine does not run (exit code 2).
     """
     config = _read(Path(args.config))
-    from kvlab.models.config import ModelConfig
+    from kvlab.models.facts import ModelConfig
 
     # before transformers is imported, so that "unsupported" is quick
     ModelConfig.from_hf(config)

@@ -134,7 +134,7 @@ class Engine:
         self._parts = Counter(part for _, part in self.spec.parts())
         assert self.kv.predicted_bytes == self.kv.allocated_bytes, f"the pool is not what was predicted: {self.kv}"
         self.scheduler = Scheduler(self.cache, self.limits, self.events)
-        views = self.storage.views(len(self.spec.layers))
+        views = self.storage.views(self.spec)
         self.runner = Runner(model.decoder, self.cache, views, self.limits, self.options.pad_to)
         if self.options.check:
             self._poison()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from kvlab.cache import KVCacheManager
 from kvlab.ops.batch import AttentionBatch
-from kvlab.ops.views import PageViews
 from kvlab.schedule import Limits, Step
 from kvlab.specs.pages import cdiv
 
@@ -70,12 +70,12 @@ class Runner:
 
     Args:
         decoder: has hidden_states(ids, batches, views) -> [T, hidden] and logits(hidden) -> [R, vocab].
-        views: keys and values of each layer.
+        views: of the cache, [layer][part].
         pad_to: rows and sequences of a step are padded to multiples of this.
     """
 
     def __init__(
-        self, decoder, cache: KVCacheManager, views: Sequence[PageViews | None], limits: Limits, pad_to: int = 1
+        self, decoder, cache: KVCacheManager, views: Sequence[Sequence[Any]], limits: Limits, pad_to: int = 1
     ) -> None:  # fmt: skip
         self.decoder, self.cache, self.views, self.pad_to = decoder, cache, views, pad_to
         device = decoder.device
@@ -155,6 +155,8 @@ class Runner:
             "max_query_len": max(chunk.count for chunk in step.chunks),
             "max_seq_len": max(chunk.start + chunk.count for chunk in step.chunks),
             "num_decodes": step.num_decodes,
+            "query_lens": tuple(chunk.count for chunk in step.chunks),
+            "ends": tuple(chunk.start + chunk.count for chunk in step.chunks),
         }
         batches = tuple(
             AttentionBatch(block_table=table.upload(seqs), slot_mapping=slots.upload(tokens), **shared)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvlab.ops.views import PageViews, page_views
+from kvlab.ops.views import PageViews, SegmentViews, part_views
 from kvlab.specs.formats import get_format
 from kvlab.specs.layout import Group
 from kvlab.specs.model import ModelSpec
@@ -67,14 +67,14 @@ class PagedStorage:
             for member, layout in zip(group.members, group.layouts, strict=True)
         }
 
-    def views(self, num_layers: int) -> list[PageViews | None]:
-        """Keys and values of each layer (its first part), None for a layer that caches nothing."""
+    def views(self, spec: ModelSpec) -> list[tuple[PageViews | SegmentViews | None, ...]]:
+        """Views of each part of each layer of `spec`, None for a part that owns nothing."""
         by_member = {
-            member: page_views(self.buffers[member], layout)
+            member: part_views(self.buffers[member], layout)
             for group in self.groups
             for member, layout in zip(group.members, group.layouts, strict=True)
         }
-        return [by_member.get((layer, 0)) for layer in range(num_layers)]
+        return [tuple(by_member.get((x.index, i)) for i in range(len(x.parts))) for x in spec.layers]
 
     @property
     def allocated_bytes(self) -> int:

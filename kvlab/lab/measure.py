@@ -20,14 +20,13 @@ from kvlab.engine import Engine
 from kvlab.engine.sizing import free_memory
 from kvlab.lab.measure_shape import CutShape, Workload, cut_shape
 from kvlab.lab.record import device_name
-from kvlab.models.config import ModelConfig
-from kvlab.models.decoder import Decoder
-from kvlab.models.load import DTYPES, LoadedModel
+from kvlab.models.facts import ModelConfig
+from kvlab.models.load import DTYPES, LoadedModel, empty_model
+from kvlab.ops.views import PageViews
 from kvlab.ops.write_kv import write_kv
 from kvlab.plan.explore import explorer_state
 from kvlab.plan.timing import StepTime, attention_operations, cache_read_bytes, step_time
 from kvlab.schedule import Request, SamplingParams
-from kvlab.specs.families import from_config
 from kvlab.specs.pages import most_pages
 from kvlab.specs.units import human_bytes
 
@@ -112,12 +111,11 @@ def _engine_format(name: str) -> str:
 
 def random_model(cut: CutShape, dtype: str, device: torch.device, cancelled: Callable[[], bool]) -> LoadedModel:
     """The cut shape with random weights of a sensible scale; norms are 1 so that values stay finite."""
-    config = ModelConfig.from_hf(cut.config)
-    decoder = Decoder(config, DTYPES[dtype], device)
-    shapes = {name: (t.shape, t.dtype) for name, t in decoder.weights.named.items()}
-    decoder.load(_random_tensors(shapes, device, cancelled))
-    spec = from_config(cut.config, name="measured shape", kv_format=dtype)
-    return LoadedModel(spec, config, cut.config, decoder, None, "measured shape", "random weights", dtype)
+    model = empty_model(cut.config, dtype, device, "measured shape")
+    weights = model.decoder.weights
+    shapes = {name: (t.shape, t.dtype) for name, t in weights.named.items()}
+    weights.fill(_random_tensors(shapes, device, cancelled))
+    return model
 
 
 def _random_tensors(
@@ -172,16 +170,18 @@ def _groups(model: LoadedModel, work: Workload) -> tuple:
 
 def _fill_pages(engine: Engine, cancelled: Callable[[], bool]) -> None:
     """Random entries in one page of each layer, encoded by the engine's own operation, then copied to the others."""
-    config, device, size = engine.model.config, engine.model.device, engine.options.block_size
+    device, size = engine.model.device, engine.options.block_size
     generator = torch.Generator().manual_seed(2)
-    shape = (size, config.num_kv_heads, config.head_dim)
     slots = torch.arange(size, 2 * size, device=device)
-    for views in engine.storage.views(config.num_layers):
+    for views in (v for layer in engine.storage.views(engine.spec) for v in layer if v is not None):
         _stop_if(cancelled)
-        if views is None:
-            continue
-        key, value = (torch.randn(shape, generator=generator).to(device, engine.model.decoder.dtype) for _ in "kv")
-        write_kv(key, value, views, slots)
+        if isinstance(views, PageViews):
+            widths = [(size, rows.shape[1], rows.shape[3]) for rows in (views.k, views.v)]
+            rows = [torch.randn(w, generator=generator).to(device, engine.model.decoder.dtype) for w in widths]
+            write_kv(*rows, views, slots)
+        else:
+            for segment in views.segments.values():
+                segment[1].copy_(torch.randn(segment[1].shape, generator=generator))
         views.buffer[2:] = views.buffer[1]
         views.buffer[0] = 0
 

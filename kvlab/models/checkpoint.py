@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,32 @@ def weight_files(directory: Path) -> list[Path]:
     raise ValueError(f"{directory}: no safetensors file")
 
 
-def tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every tensor in `files`, each mapped and read when asked for.
+class Checkpoint(Mapping[str, Tensor]):
+    """The tensors of safetensors files by name, each mapped into memory when it is asked for.
 
     Raises:
         ValueError: a file that is truncated or not safetensors.
     """
-    from safetensors import SafetensorError, safe_open
 
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (not a dict)
-                    yield name, opened.get_tensor(name)
-        except SafetensorError as error:
-            raise ValueError(f"{path}: truncated, or not a safetensors file ({error})") from error
+    def __init__(self, files: list[Path]) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._files: dict[str, Any] = {}
+        for path in files:
+            try:
+                opened = safe_open(path, framework="pt")
+                self._files.update(dict.fromkeys(opened.keys(), opened))
+            except SafetensorError as error:
+                raise ValueError(f"{path}: truncated, or not a safetensors file ({error})") from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files

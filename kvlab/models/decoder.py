@@ -9,75 +9,63 @@ Symbols: T rows, R rows whose logits are wanted, Hq query heads, Hkv KV heads, D
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlab.models.config import ModelConfig
-from kvlab.models.rope import inverse_frequencies, rope_tables
-from kvlab.models.weights import LayerWeights, Weights
-from kvlab.ops.attention import paged_attention
+from kvlab.models.facts import ModelConfig
+from kvlab.models.layer import Layer
+from kvlab.models.modules import LAYERS
+from kvlab.models.modules.base import PageMap, Positions, StepContext, Views
+from kvlab.models.modules.norm import Norm
+from kvlab.models.plain_layer import PlainLayer, is_plain
+from kvlab.models.weights import Scope, Source
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.linear import linear
-from kvlab.ops.mlp import MLPWeights, mlp
-from kvlab.ops.norm import rms_norm
-from kvlab.ops.qkv import QKVWeights, qkv
-from kvlab.ops.views import PageViews
-from kvlab.ops.write_kv import write_kv
-
-
-def activate(name: str, x: Tensor) -> Tensor:
-    """The activation called `name` of `x`, for those without an operation of their own."""
-    if name == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="tanh" if name == "gelu_pytorch_tanh" else "none")
+from kvlab.specs.model import ModelSpec
 
 
 class Decoder:
-    """A decoder-only transformer that keeps its keys and values in pages.
+    """A decoder-only model that keeps what it must remember in pages.
+
+    Args:
+        config: the facts it runs by.
+        source: where its tensors come from.
+        spec: what its layers cache.
 
     Attributes:
-        config: the facts it runs by.
-        weights: its tensors; `weights.named` has them under their checkpoint names.
+        weights: its source; `weights.named` has the tensors under their checkpoint names.
         dtype, device: of its weights and activations.
     """
 
-    def __init__(
-        self, config: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> None:
-        self.config = config
-        self.dtype, self.device = dtype, torch.device(device)
-        self.weights = Weights(config, dtype, self.device)
-        self.layer_groups = config.layer_groups
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim, dtype).to(self.device)
-        self._qkv = [_qkv_weights(config, layer) for layer in self.weights.layers]
-        self._mlp = [_mlp_weights(config, layer) for layer in self.weights.layers]
-
-    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> Decoder:
-        """This decoder with the given (checkpoint name, tensor) pairs copied in.
-
-        Raises:
-            ValueError: a tensor that is missing, unknown or of another shape.
-        """
-        self.weights.load(tensors)
-        return self
+    def __init__(self, config: ModelConfig, source: Source, spec: ModelSpec) -> None:
+        self.config, self.weights = config, source
+        self.dtype, self.device = source.dtype, source.device
+        c, scope = config, source.scope("model")
+        self.embedding = scope.take("embed_tokens.weight", c.vocab_size, c.hidden_size)
+        places = c.embedding.positions
+        self.position_table = scope.take("embed_positions.weight", places, c.hidden_size) if places else None
+        self.embedding_norm = _norm(c.embedding.norm, scope, "embed_norm", c.hidden_size)
+        self.stem = LAYERS[type(c.extra)][0](c.extra, scope, c) if c.extra is not None else None
+        self.layers = [build_layer(facts, scope, c.hidden_size, i) for i, facts in enumerate(c.layers)]
+        self.final_norm = _norm(c.head.norm, scope, "norm", c.hidden_size)
+        self.head = self.embedding if c.head.tied else source.take("lm_head.weight", c.vocab_size, c.hidden_size)
+        self.head_bias = source.take("lm_head.bias", c.vocab_size) if c.head.bias else None
+        self._pages, self._positions = PageMap(spec), Positions(self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(
-        self,
-        input_ids: Tensor,
-        batches: Sequence[AttentionBatch],
-        views: Sequence[PageViews],
-        rows: Tensor | None = None,
+        self, input_ids: Tensor, batches: Sequence[AttentionBatch], views: Views, rows: Tensor | None = None
     ) -> Tensor:
-        """Logits [R, vocab] of the wanted rows; writes every row's keys and values into the cache.
+        """Logits [R, vocab] of the wanted rows; writes every row's entries into the cache.
 
         Args:
             input_ids: int64 [T]; padded rows may hold any valid id.
-            batches: one per block table, in the order of `config.layer_groups`; all of the same T rows.
-            views: the cache of each layer.
+            batches: one per block table, in the order of `kvlab.specs.layout.group_parts`; all of the same T rows.
+            views: of the cache, [layer][part].
             rows: int64 [R], the rows whose logits are wanted; None for all.
         """
         hidden = self.hidden_states(input_ids, batches, views)
@@ -86,52 +74,41 @@ class Decoder:
     __call__ = forward
 
     @torch.inference_mode()
-    def hidden_states(self, input_ids: Tensor, batches: Sequence[AttentionBatch], views: Sequence[PageViews]) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, batches: Sequence[AttentionBatch], views: Views) -> Tensor:
         """What leaves the last layer, [T, hidden], before the final norm. Arguments as in `forward`."""
-        config = self.config
-        hidden = F.embedding(input_ids, self.weights.embedding)
-        # one row of angles for each token, so that no table bounds the positions
-        cos, sin = rope_tables(batches[0].positions, self._frequencies, self.dtype)
-        angles = (cos, sin, torch.arange(len(input_ids), device=self.device))
-        for i, layer in enumerate(self.weights.layers):
-            batch = batches[self.layer_groups[i]]
-            query, key, value = self._project(i, hidden, angles)
-            write_kv(key, value, views[i], batch.slot_mapping)
-            mixed = paged_attention(query, views[i], batch, scale=config.scale, window=config.windows[i])
-            hidden = linear(mixed.reshape(len(mixed), -1), layer.out, layer.out_bias, residual=hidden)
-            hidden = self._feed_forward(i, hidden)
-        return hidden
+        step = StepContext(input_ids, batches, views, self._pages, self._positions)
+        stream = self._embed(input_ids, step)
+        if self.stem is not None:
+            stream = self.stem.enter(stream, step)
+        for layer in self.layers:
+            stream = layer(stream, step)
+        return stream if self.stem is None else self.stem.leave(stream, step)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab] of `hidden` [R, hidden], final norm included."""
-        return linear(rms_norm(hidden, self.weights.final_norm, self.config.norm_eps), self.weights.head)
+        head = self.config.head
+        hidden = hidden if self.final_norm is None else self.final_norm(hidden)
+        logits = linear(hidden, self.head, self.head_bias)
+        logits = logits if head.scale == 1.0 else logits * head.scale
+        return head.softcap * torch.tanh(logits / head.softcap) if head.softcap else logits
 
-    def _project(self, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """Query [T, Hq, D], key and value [T, Hkv, D] of a layer, normed and rotated as the family has it."""
-        w = self._qkv[index]
-        if self.config.rotated[index]:
-            return qkv(hidden, w, *angles)
-        rows = linear(rms_norm(hidden, w.norm, w.eps), w.weight, w.bias).view(len(hidden), -1, w.head_dim)
-        query, key, value = rows.split((w.num_heads, w.num_kv_heads, w.num_kv_heads), dim=1)
-        if w.q_norm is not None and w.k_norm is not None:
-            query, key = rms_norm(query, w.q_norm, w.eps), rms_norm(key, w.k_norm, w.eps)
-        return query, key, value
-
-    def _feed_forward(self, index: int, hidden: Tensor) -> Tensor:
-        """`hidden` [T, hidden] plus the layer's gated feed-forward of its norm."""
-        w = self._mlp[index]
-        if self.config.activation == "silu":
-            return mlp(hidden, w)
-        gate, up = linear(rms_norm(hidden, w.norm, w.eps), w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
-        return linear(activate(self.config.activation, gate) * up, w.down, w.down_bias, residual=hidden)
+    def _embed(self, ids: Tensor, step: StepContext) -> Tensor:
+        facts = self.config.embedding
+        x = F.embedding(ids, self.embedding)
+        x = x if facts.scale == 1.0 else x * torch.tensor(facts.scale, dtype=x.dtype)
+        if self.position_table is not None:
+            x = x + F.embedding(step.positions + facts.position_offset, self.position_table)
+        return x if self.embedding_norm is None else self.embedding_norm(x)
 
 
-def _qkv_weights(c: ModelConfig, layer: LayerWeights) -> QKVWeights:
-    sizes = {"num_heads": c.num_query_heads, "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
-    norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": c.norm_eps}
-    return QKVWeights(layer.input_norm, layer.qkv, layer.qkv_bias, **norms, **sizes)
+def build_layer(facts: Any, scope: Scope, hidden: int, index: int) -> Any:
+    """The layer that runs `facts`: called with (stream, StepContext) it returns the stream after it."""
+    source = scope.scope(f"layers.{index}")
+    if type(facts) in LAYERS:
+        return LAYERS[type(facts)][0](facts, source, hidden, index)
+    return (PlainLayer if is_plain(facts) else Layer)(facts, source, hidden, index)
 
 
-def _mlp_weights(c: ModelConfig, layer: LayerWeights) -> MLPWeights:
-    return MLPWeights(layer.post_norm, layer.gate_up, layer.down, c.norm_eps, layer.gate_up_bias, layer.down_bias)
+def _norm(facts: Any, scope: Scope, name: str, width: int) -> Norm | None:
+    return None if facts is None else Norm(facts, scope, name, width)

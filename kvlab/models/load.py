@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from kvlab.models import checkpoint, convert
-from kvlab.models.config import ModelConfig
 from kvlab.models.decoder import Decoder
+from kvlab.models.facts import AttentionFacts, LayerFacts, ModelConfig
+from kvlab.models.families import renamed
 from kvlab.models.tokenizer import Tokenizer
+from kvlab.models.weights import Source
 from kvlab.specs.model import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -75,7 +77,7 @@ def load_model(target: str | Path | None = None, dtype: str = "fp32", device: st
     config = ModelConfig.from_hf(hf_config)
     files = checkpoint.weight_files(directory)
     tokenizer = Tokenizer.from_directory(directory, config.eos_token_ids)
-    return _build(hf_config, checkpoint.tensors(files), (dtype, device), tokenizer, (name, source))
+    return _build(hf_config, checkpoint.Checkpoint(files), (dtype, device), tokenizer, (name, source))
 
 
 def from_state_dict(
@@ -92,24 +94,44 @@ def from_state_dict(
     Raises:
         ValueError: as `load_model`.
     """
-    return _build(config, state.items(), (dtype, device), tokenizer, (name, "tensors in memory"))
+    return _build(config, state, (dtype, device), tokenizer, (name, "tensors in memory"), copy=True)
 
 
 def _build(
     hf_config: dict[str, Any],
-    tensors: Iterable[tuple[str, Tensor]],
+    tensors: Mapping[str, Tensor],
     place: tuple[str, str],
     tokenizer: Tokenizer | None,
     origin: tuple[str, str],
+    *,
+    copy: bool = False,
 ) -> LoadedModel:
+    dtype = dtype_name(place[0])
+    config, spec = ModelConfig.from_hf(hf_config), cache_spec(hf_config, dtype, origin[0])
+    check_windows(config, spec)
+    source = Source(renamed(tensors, hf_config), DTYPES[dtype], resolve_device(place[1]), copy=copy)
+    decoder = Decoder(config, source, spec)
+    source.finish(ignored=("lm_head.weight",) if config.head.tied else ())
+    return LoadedModel(spec, config, hf_config, decoder, tokenizer, origin[0], origin[1], dtype)
+
+
+def empty_model(hf_config: dict[str, Any], dtype: str, device: torch.device | str, name: str) -> LoadedModel:
+    """A model whose tensors hold nothing yet: `decoder.weights.fill` puts them in.
+
+    Raises:
+        ValueError: an architecture the engine does not run.
+    """
+    config, spec = ModelConfig.from_hf(hf_config), cache_spec(hf_config, dtype, name)
+    decoder = Decoder(config, Source(None, DTYPES[dtype], device), spec)
+    return LoadedModel(spec, config, hf_config, decoder, None, name, "made in memory", dtype)
+
+
+def cache_spec(hf_config: dict[str, Any], dtype: str, name: str = "") -> ModelSpec:
+    """What the layers of a model that computes in `dtype` cache: everything in that type, states at least in fp32."""
     from kvlab.specs.families import from_config
 
-    dtype = dtype_name(place[0])
-    config = ModelConfig.from_hf(hf_config)
-    spec = from_config(hf_config, name=origin[0], kv_format=dtype)
-    _check_windows(config, spec)
-    decoder = Decoder(config, DTYPES[dtype], resolve_device(place[1])).load(tensors)
-    return LoadedModel(spec, config, hf_config, decoder, tokenizer, origin[0], origin[1], dtype)
+    state = "fp64" if dtype == "fp64" else "fp32"
+    return from_config(hf_config, name=name, kv_format=dtype, state_format=state, conv_format=dtype)
 
 
 def locate(target: str | Path | None) -> tuple[str, Path, str]:
@@ -175,8 +197,17 @@ def resolve_device(device: str) -> torch.device:
     return found
 
 
-def _check_windows(config: ModelConfig, spec: ModelSpec) -> None:
-    """Refuses a config whose windows the cache and the decoder read differently: pages would be dropped too early."""
-    held = tuple(layer.parts[0].retention.size for layer in spec.layers)
-    if held != config.windows:
-        raise ValueError(f"windows: the cache reads {held} from this config, the decoder {config.windows}")
+def check_windows(config: ModelConfig, spec: ModelSpec) -> None:
+    """Refuses a config whose windows the cache and the decoder read differently: pages would be dropped too early.
+
+    Raises:
+        ValueError: the first layer that differs.
+    """
+    for layer, facts in zip(spec.layers, config.layers, strict=True):
+        modules = [b.module for b in facts.branches] if isinstance(facts, LayerFacts) else []
+        seen = [m.window or m.chunk for m in modules if isinstance(m, AttentionFacts) and m.source is None]
+        held = [part.retention.size for part in layer.parts if part.kind in ("full", "sliding", "chunked")]
+        if modules and seen != held:
+            raise ValueError(
+                f"windows: the cache reads {held} from layer {layer.index} of this config, the decoder {seen}"
+            )

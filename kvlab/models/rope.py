@@ -7,26 +7,34 @@ import math
 import torch
 from torch import Tensor
 
-from kvlab.models.config import RopeConfig
+from kvlab.models.facts import RopeFacts
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Radians per position of each of the head_dim / 2 pairs, float32 (float64 for a float64 model).
+def inverse_frequencies(rope: RopeFacts, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Radians per position of each pair that turns, float32 (float64 for a float64 model), [dim / 2].
 
-    Source: transformers 5.24.0 modeling_rope_utils.py, `_compute_linear_scaling_rope_parameters` and
-    `_compute_llama3_parameters`; the same steps in float32, so that angles agree to the last bit.
+    Args:
+        head_dim: pairs are those of the whole head, or of its first `rope.dim` values where that is set.
+
+    Source: transformers 5.24.0 modeling_rope_utils.py, `_compute_*_parameters`; the same steps in float32, so that
+    angles agree to the last bit.
     """
     wide = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(wide) / head_dim
+    dim = rope.dim or head_dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).to(wide) / dim
+    if rope.kind == "longrope":
+        return 1.0 / (torch.tensor(rope.divisors, dtype=wide) * rope.theta**exponents)
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(frequencies, rope)
+    if rope.kind == "yarn":
+        return _yarn(rope, dim, exponents)
     return frequencies
 
 
-def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+def _llama3(frequencies: Tensor, rope: RopeFacts) -> Tensor:
     """Long wavelengths stretched by the factor, short ones kept, a linear blend between."""
     wavelengths = 2 * math.pi / frequencies
     longest_kept = rope.original_max_position / rope.high_freq_factor
@@ -40,19 +48,58 @@ def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     return torch.where(between, blend, stretched)
 
 
-def rope_tables(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every angle, two tensors [T, head_dim / 2] in `dtype`.
+def _yarn(rope: RopeFacts, dim: int, exponents: Tensor) -> Tensor:
+    """Pairs that turn often within the original length are kept, those that turn seldom stretched, a ramp between.
+
+    Source: YaRN (arXiv 2309.00071), section 3.2.
+    """
+    bases = rope.theta**exponents
+    kept, stretched = 1.0 / bases, 1.0 / (rope.factor * bases)
+
+    def pair_of(rotations: float) -> float:
+        """The pair that makes `rotations` turns within the original length."""
+        return dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    high += 0.001 if low == high else 0
+    ramp = ((torch.arange(dim // 2, dtype=exponents.dtype) - low) / (high - low)).clamp(0, 1)
+    return stretched * ramp + kept * (1 - ramp)
+
+
+def rope_tables(
+    positions: Tensor, frequencies: Tensor, dtype: torch.dtype, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every angle, times `factor`: two tensors [T, dim / 2] in `dtype`.
 
     Args:
         positions: int64 [T].
-        frequencies: [head_dim / 2], of `inverse_frequencies`; angles are computed in their dtype.
+        frequencies: [dim / 2], of `inverse_frequencies`; angles are computed in their dtype.
     """
     angles = positions[:, None].to(frequencies.dtype) * frequencies
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = angles.cos(), angles.sin()
+    if factor != 1.0:
+        cos, sin = cos * factor, sin * factor
+    return cos.to(dtype), sin.to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x` [T, heads, head_dim] with value i paired with value i + head_dim / 2 and each pair turned by its angle."""
-    first, second = x.chunk(2, dim=-1)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """`x` [T, heads, head_dim] with each pair of its first values turned by its angle; further values stay.
+
+    Args:
+        cos, sin: [T, dim / 2].
+        interleaved: value 2i pairs with 2i + 1; else value i with i + dim / 2.
+    """
+    dim = 2 * cos.shape[-1]
+    turned, rest = (x, None) if dim == x.shape[-1] else (x[..., :dim], x[..., dim:])
     cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+        pairs = (first * cos - second * sin, second * cos + first * sin)
+        out = torch.stack(pairs, dim=-1).flatten(-2)
+    else:
+        first, second = turned.chunk(2, dim=-1)
+        out = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return out if rest is None else torch.cat((out, rest), dim=-1)

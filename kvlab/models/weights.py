@@ -1,124 +1,193 @@
-"""A model's weights: fused tensors for speed, and views of them under their checkpoint names.
+"""Weights: where modules take their tensors from, by name, each checked and each used once.
 
-Queries, keys and values are one matrix, gate and up another: fewer and larger products per layer. Each
-checkpoint name is a view into a fused tensor, so loading copies straight to its place and nothing is stored twice.
+Matrices that are multiplied with the same rows are taken as one (`take_rows`): fewer and larger products. A checkpoint
+that holds them under the fused name is used as it lies, mapped and not copied; else the parts are joined once. `named`
+has every tensor under its checkpoint name, a part as a view of the fused one, so that nothing is stored twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from kvlab.models.config import ModelConfig
-
 # buffers that old checkpoints carry and that are computed here
-IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias",
+                    ".attention.masked_bias", ".attention.rotary_emb.inv_freq")  # fmt: skip
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclass(slots=True)
-class LayerWeights:
-    """The tensors of one layer; a missing bias or norm is None.
+class Source:
+    """The tensors of a model, handed out in one dtype on one device.
 
-    Attributes:
-        qkv: [(Hq + 2 Hkv) * D, hidden]: query heads, then key heads, then value heads.
-        out: [hidden, Hq * D].
-        gate_up: [2 * intermediate, hidden]: gate first.
-        down: [hidden, intermediate].
-        q_norm, k_norm: [D].
-    """
-
-    input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-    post_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
-
-
-class Weights:
-    """All weights of a model and `named`, the checkpoint name of each of them.
+    Args:
+        tensors: checkpoint name -> tensor; None for a model whose tensors are filled in later (`fill`).
+        copy: whether a tensor that already has the dtype and device is copied.
 
     Attributes:
-        embedding: [vocab, hidden]; head: [vocab, hidden], the same tensor when tied.
-        final_norm: [hidden].
-        layers: one `LayerWeights` per layer.
-        named: checkpoint name -> tensor or view of a fused tensor.
+        named: checkpoint name -> tensor or view of a fused tensor, of all that was taken.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
-        self._dtype, self._device = dtype, device
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor] | None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        copy: bool = True,
+    ) -> None:  # fmt: skip
+        self.dtype, self.device = dtype, torch.device(device)
         self.named: dict[str, Tensor] = {}
-        self.embedding = self._new("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self.layers = [self._layer(f"model.layers.{i}.", config) for i in range(config.num_layers)]
-        self.final_norm = self._new("model.norm.weight", config.hidden_size)
-        self.tied = config.tie_embeddings
-        self.head = self.embedding if self.tied else self._new("lm_head.weight", *self.embedding.shape)
+        self._tensors, self._copy = tensors, copy
+        self._missing: list[str] = []
+        self._used: set[str] = set()
 
-    def _new(self, name: str, *shape: int) -> Tensor:
-        self.named[name] = torch.empty(shape, dtype=self._dtype, device=self._device)
-        return self.named[name]
+    def scope(self, prefix: str) -> Scope:
+        """This source for the names that begin with `prefix` and a dot."""
+        return Scope(self, prefix + "." if prefix else "")
 
-    def _fused(self, prefix: str, parts: dict[str, int], suffix: str, *columns: int) -> Tensor:
-        """One tensor whose row ranges are the tensors `prefix` + part + `suffix`, in order."""
-        whole = torch.empty((sum(parts.values()), *columns), dtype=self._dtype, device=self._device)
-        views = whole.split(list(parts.values()))
-        self.named.update({f"{prefix}{part}{suffix}": view for part, view in zip(parts, views, strict=True)})
-        return whole
-
-    def _layer(self, prefix: str, c: ModelConfig) -> LayerWeights:
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        q_rows, kv_rows = c.num_query_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        qkv = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-        gate_up = {"gate_proj": c.intermediate_size, "up_proj": c.intermediate_size}
-        new, fused, hidden = self._new, self._fused, c.hidden_size
-        return LayerWeights(
-            input_norm=new(prefix + "input_layernorm.weight", hidden),
-            qkv=fused(attention, qkv, ".weight", hidden),
-            qkv_bias=fused(attention, qkv, ".bias") if c.qkv_bias else None,
-            q_norm=new(attention + "q_norm.weight", c.head_dim) if c.qk_norm else None,
-            k_norm=new(attention + "k_norm.weight", c.head_dim) if c.qk_norm else None,
-            out=new(attention + "o_proj.weight", hidden, q_rows),
-            out_bias=new(attention + "o_proj.bias", hidden) if c.out_bias else None,
-            post_norm=new(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=fused(mlp, gate_up, ".weight", hidden),
-            gate_up_bias=fused(mlp, gate_up, ".bias") if c.mlp_bias else None,
-            down=new(mlp + "down_proj.weight", hidden, c.intermediate_size),
-            down_bias=new(mlp + "down_proj.bias", hidden) if c.mlp_bias else None,
-        )
-
-    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies every (checkpoint name, tensor) to its place.
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`.
 
         Raises:
-            ValueError: a tensor that is missing, unknown, of another shape or not a plain float type.
+            ValueError: another shape than `shape`, or not a plain float type. A missing one is told by `finish`.
         """
-        missing = set(self.named)
+        self.named[name] = self._placed(name, shape)
+        return self.named[name]
+
+    def take_rows(self, fused: str, parts: Mapping[str, int], *columns: int) -> Tensor:
+        """One tensor [sum of rows, *columns] whose row ranges are the tensors `parts` (name -> rows), in order.
+
+        Args:
+            fused: the name under which a checkpoint may hold them as one.
+        """
+        whole = (sum(parts.values()), *columns)
+        if self._tensors is None:
+            joined = torch.empty(whole, dtype=self.dtype, device=self.device)
+        elif fused in self._tensors:
+            joined = self._placed(fused, whole)
+        else:
+            pieces = [self._checked(name, (rows, *columns)) for name, rows in parts.items()]
+            joined = torch.cat([p.to(self.device, self.dtype) for p in pieces])
+        self.named.update(zip(parts, joined.split(list(parts.values())), strict=True))
+        return joined
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds `name`; false for a model without tensors yet."""
+        return self._tensors is not None and name in self._tensors
+
+    def finish(self, *, unused: bool = False, ignored: Iterable[str] = ()) -> None:
+        """Tells whether everything that was asked for was there and, unless `unused`, everything there was asked for.
+
+        Raises:
+            ValueError: how many tensors are missing, or the first that this architecture does not have.
+        """
+        if self._missing:
+            first = ", ".join(sorted(self._missing)[:3])
+            raise ValueError(f"weights: {len(self._missing)} of {len(self.named)} tensors are missing, such as {first}")
+        if self._tensors is None or unused:
+            return
+        known = self._used | set(ignored)
+        for name in self._tensors:
+            if name not in known and not name.endswith(IGNORED_SUFFIXES):
+                raise ValueError(f"weight {name!r}: this architecture has no such tensor")
+
+    def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies every (checkpoint name, tensor) to the place that was handed out for it.
+
+        Raises:
+            ValueError: an unknown name or another shape.
+        """
         for name, tensor in tensors:
-            if name.endswith(IGNORED_SUFFIXES) or (self.tied and name == "lm_head.weight"):
-                continue
             if name not in self.named:
                 raise ValueError(f"weight {name!r}: this architecture has no such tensor")
-            place = self.named[name]
-            if tensor.shape != place.shape:
-                raise ValueError(f"weight {name!r}: shape {tuple(tensor.shape)}, expected {tuple(place.shape)}")
-            if tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-                raise ValueError(f"weight {name!r}: dtype {tensor.dtype}, expected fp32, bf16, fp16 or fp64")
-            place.copy_(tensor)
-            missing.discard(name)
-        if missing:
-            first = ", ".join(sorted(missing)[:3])
-            raise ValueError(f"weights: {len(missing)} of {len(self.named)} tensors are missing, such as {first}")
+            if tensor.shape != self.named[name].shape:
+                raise ValueError(_shape_message(name, tensor.shape, self.named[name].shape))
+            self.named[name].copy_(tensor)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights, tied embeddings once."""
+        """Bytes of all tensors that were taken, tied embeddings once."""
         return sum(t.numel() * t.element_size() for t in self.named.values())
+
+    def _placed(self, name: str, shape: Sequence[int]) -> Tensor:
+        found = self._checked(name, shape)
+        placed = found.to(self.device, self.dtype)
+        return placed.clone() if self._copy and placed is found else placed.contiguous()
+
+    def _checked(self, name: str, shape: Sequence[int]) -> Tensor:
+        if self._tensors is None or name not in self._tensors:
+            if self._tensors is not None:
+                self._missing.append(name)
+            return torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
+        tensor = self._tensors[name]
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(_shape_message(name, tensor.shape, shape))
+        if tensor.dtype not in FLOATS:
+            raise ValueError(f"weight {name!r}: dtype {tensor.dtype}, expected fp32, bf16, fp16 or fp64")
+        self._used.add(name)
+        return tensor
+
+
+class Scope:
+    """A source seen from within a layer or a module: names are relative to its prefix."""
+
+    def __init__(self, source: Source, prefix: str) -> None:
+        self.source, self.prefix = source, prefix
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensors that are handed out."""
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.source.device
+
+    def scope(self, prefix: str) -> Scope:
+        """A scope within this one; "" is this one."""
+        return Scope(self.source, self.prefix + (prefix + "." if prefix else ""))
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """See `Source.take`."""
+        return self.source.take(self.prefix + name, *shape)
+
+    def take_rows(self, fused: str, parts: Mapping[str, int], *columns: int) -> Tensor:
+        """See `Source.take_rows`."""
+        return self.source.take_rows(self.prefix + fused, {self.prefix + n: r for n, r in parts.items()}, *columns)
+
+    def has(self, name: str) -> bool:
+        """See `Source.has`."""
+        return self.source.has(self.prefix + name)
+
+
+class Names(Mapping[str, Tensor]):
+    """The tensors of one layer or module by their names within it; what the plain forward reads from."""
+
+    def __init__(self, weights: Mapping[str, Tensor], prefix: str = "") -> None:
+        self.weights, self.prefix = weights, f"{prefix}." if prefix else ""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.weights[self.prefix + name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return (name[len(self.prefix) :] for name in self.weights if name.startswith(self.prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def scope(self, prefix: str) -> Names:
+        """The names below `prefix`; "" is this one."""
+        return Names(self.weights, f"{self.prefix}{prefix}") if prefix else self
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """`x @ weight.T`, plus the bias where there is one."""
+        product = x @ self[name + ".weight"].T
+        bias = self.get(name + ".bias")
+        return product if bias is None else product + bias
+
+
+def _shape_message(name: str, got: Sequence[int], expected: Sequence[int]) -> str:
+    return f"weight {name!r}: shape {tuple(got)}, expected {tuple(expected)}"

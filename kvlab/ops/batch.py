@@ -24,6 +24,8 @@ class AttentionBatch:
         num_seqs, num_tokens: B and T.
         max_query_len, max_seq_len: upper bounds over the batch.
         num_decodes: the first `num_decodes` sequences have exactly one token.
+        query_lens, ends: new tokens and final length of each live sequence, on the host: what loops over prefill
+            chunks go by. Decodes are not looped over.
     """
 
     query_start_loc: torch.Tensor
@@ -36,6 +38,8 @@ class AttentionBatch:
     max_query_len: int
     max_seq_len: int
     num_decodes: int
+    query_lens: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -80,4 +84,6 @@ def make_batch(
         max_query_len=max(query_lens, default=0),
         max_seq_len=max(seq_lens, default=0),
         num_decodes=decodes,
+        query_lens=tuple(query_lens),
+        ends=tuple(seq_lens),
     )

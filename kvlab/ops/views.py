@@ -90,6 +90,49 @@ def page_views(buffer: torch.Tensor, layout: PageLayout) -> PageViews:
     return PageViews(fmt, k, v, k_scale, v_scale, buffer, layout)
 
 
+@dataclass(frozen=True, eq=False)
+class SegmentViews:
+    """The segments of a part that does not keep keys and values: a latent, compressed entries, a state.
+
+    Attributes:
+        segments: name -> codes [num_pages, heads, entries per page, width], strided over the page bytes; of a state
+            the flat array [num_pages, elements].
+        buffer: the uint8 [num_pages, page_bytes] tensor they look at.
+        layout: where each segment lies in a page.
+    """
+
+    segments: dict[str, torch.Tensor]
+    buffer: torch.Tensor
+    layout: PageLayout
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.segments[name]
+
+    @property
+    def block_size(self) -> int:
+        """Entries per page."""
+        return self.layout.block_size
+
+
+def part_views(buffer: torch.Tensor, layout: PageLayout) -> PageViews | SegmentViews:
+    """Views of the pages of any part: `PageViews` where it keeps keys and values, else `SegmentViews`.
+
+    Raises:
+        ValueError: as `page_views`.
+    """
+    if {"k", "v"} <= {s.name for s in layout.segments}:
+        return page_views(buffer, layout)
+    views = {}
+    for s in layout.segments:
+        typed = _view(buffer, s, torch.float32 if s.format.startswith("scale") else get_codec(s.format).dtype)
+        views[s.name] = typed if s.name in _TOKEN_SEGMENTS or s.name.endswith("_scale") else typed[:, 0, 0]
+    return SegmentViews(views, buffer, layout)
+
+
+# segments with a row per entry; the others are the arrays of a state
+_TOKEN_SEGMENTS = ("latent", "rope", "kv", "entry", "index")
+
+
 def _view(buffer: torch.Tensor, segment: Segment, dtype: torch.dtype) -> torch.Tensor:
     item = dtype.itemsize
     typed = buffer.view(dtype)

@@ -127,16 +127,22 @@ def group_parts(model: ModelSpec, block_size: int) -> tuple[Group, ...]:
     """
     if block_size <= 0:
         raise ValueError(f"block_size {block_size}: must be a positive number of tokens")
+    return tuple(_group(model, rule, members, block_size) for rule, members in _by_retention(model))
+
+
+def part_groups(model: ModelSpec) -> dict[tuple[int, int], int]:
+    """(layer index, part index) -> index of its group in `group_parts`, of every part that owns entries."""
+    return {member: i for i, (_, members) in enumerate(_by_retention(model)) for member in members}
+
+
+def _by_retention(model: ModelSpec) -> list[tuple[Retention, list[tuple[int, int]]]]:
     found: dict[Retention, list[tuple[int, int]]] = {}
     for layer in model.layers:
         for i, part in enumerate(layer.parts):
             if part.retention.rule != "none":
                 found.setdefault(part.retention, []).append((layer.index, i))
     order = {"all": 0, "window": 1, "chunk": 2, "stride": 3, "encoder": 4, "state": 5}
-    return tuple(
-        _group(model, rule, found[rule], block_size)
-        for rule in sorted(found, key=lambda r: (order[r.rule], r.size, r.sinks))
-    )
+    return sorted(found.items(), key=lambda item: (order[item[0].rule], item[0].size, item[0].sinks))
 
 
 def retention_name(rule: Retention) -> str:

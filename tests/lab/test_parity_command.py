@@ -42,15 +42,15 @@ def test_the_text_shows_what_was_shrunk(config, capsys):
 
 
 def test_a_wrong_decoder_fails(config, capsys, monkeypatch):
-    from dataclasses import replace
-
     from kvlab.lab import parity
 
     load = parity.from_state_dict
 
     def slightly_wrong(hf_config, state):
         model = load(hf_config, state)
-        return parity.mutate.mutated(model, (replace(model.config, scale=1.02 * model.config.scale), state))
+        label = "Attention.scale + 10 %"
+        (wrong,) = (mutant for name, mutant in parity.mutate.mutants(model.config, dict(state)) if name == label)
+        return parity.mutate.mutated(model, wrong)
 
     monkeypatch.setattr(parity, "from_state_dict", slightly_wrong)
     assert main(["parity", config()]) == 1

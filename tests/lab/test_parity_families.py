@@ -9,7 +9,7 @@ from kvlab.lab.parity import Report, compare, mutate, run_parity
 from kvlab.lab.parity.oracle import Oracle
 from kvlab.lab.parity.shrink import shrink
 from kvlab.lab.parity.weights import entropy_fraction
-from kvlab.models.config import ModelConfig
+from kvlab.models.facts import ModelConfig
 from kvlab.models.load import from_state_dict
 
 BASE = {
@@ -63,7 +63,7 @@ def test_logits_are_transformers_and_every_changed_fact_is_seen(family):
     report = report_of(family)
     assert report.entropy_fraction < 0.5
     errors = {m.mode: m.error for m in report.modes}
-    assert list(errors) == ["whole prefill", "decode", "chunked prefill", "ragged batch"]
+    assert list(errors) == ["whole prefill", "decode", "chunked prefill", "ragged batch", "preempt and resume"]
     assert all(error <= 1e-4 for error in errors.values()), errors
     # not just outside the tolerance: far outside, so that it cannot pass by chance
     weak = {m.mode: m.error for m in report.mutations if not m.error > 20 * m.tolerance}
@@ -76,7 +76,7 @@ def changes_tried(family: str) -> set[str]:
 
 
 def test_each_mechanism_has_its_own_mutation():
-    every = {"norm eps doubled", "attention scale + 2 %", "rope theta + 10 %", "KV heads in another order"}
+    every = {"Norm.eps doubled", "Attention.scale + 10 %", "Rope.theta + 10 %", "KV heads in another order"}
     llama = changes_tried("llama, head_dim, all biases")
     layer = "model.layers.0."
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
@@ -85,9 +85,9 @@ def test_each_mechanism_has_its_own_mutation():
         assert f"{layer}mlp.{name}.bias zeroed" in llama
     assert every | {"head tied to the embedding"} <= llama
     windows = changes_tried("qwen3, biases, alternating windows")
-    assert {"window + 1", "window - 1", "window left out", "QK norm left out"} <= windows
+    assert {f"Attention.window {how}" for how in ("+ 1", "- 1", "left out")} | {"Attention.qk_norm left out"} <= windows
     scaled = changes_tried("llama, llama3 scaling")
-    assert {"rope scaling left out", "rope factor + 10 %", "rope original_max_position + 10 %"} <= scaled
+    assert {"Rope.kind left out", "Rope.factor + 10 %", "Rope.original_max_position + 10 %"} <= scaled
     assert "every layer rotated" in changes_tried("smollm3")
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from kvlab.lab.parity.shrink import HEAD_DIM, TESTED_TOKENS, WINDOW, keep_layers, shrink
-from kvlab.models.config import ModelConfig
+from kvlab.models.facts import ModelConfig
 
 FULL = {
     "hidden_size": 4096,
@@ -41,7 +41,9 @@ def test_a_plain_llama():
     small = shrink({"model_type": "llama"} | FULL)
     facts = ModelConfig.from_hf(small.config)
     assert small.kept_layers == (0, 1)
-    assert (facts.num_query_heads, facts.num_kv_heads, facts.head_dim, facts.hidden_size) == (8, 2, HEAD_DIM, 128)
+    attention = facts.layers[0].branches[0].module
+    assert (attention.num_query_heads, attention.num_kv_heads, attention.key_dim) == (8, 2, HEAD_DIM)
+    assert facts.hidden_size == 128
     assert ("num_hidden_layers", 32, 2) in small.changes and ("hidden_size", 4096, 128) in small.changes
     assert "sliding_window" not in small.config
 
@@ -52,17 +54,23 @@ def test_all_layers():
 
 def test_an_explicit_head_dim_stays_unequal_to_hidden_over_heads():
     facts = ModelConfig.from_hf(shrink({"model_type": "qwen3", "head_dim": 192} | FULL).config)
-    assert facts.head_dim * facts.num_query_heads != facts.hidden_size
+    attention = facts.layers[0].branches[0].module
+    assert attention.key_dim * attention.num_query_heads != facts.hidden_size
 
 
 def test_multi_query_and_multi_head_stay_what_they_are():
     for kv_heads, expected in ((1, (32, 1)), (32, (4, 4)), (16, (4, 2))):
         facts = ModelConfig.from_hf(shrink({"model_type": "llama"} | FULL | {"num_key_value_heads": kv_heads}).config)
-        assert (facts.num_query_heads, facts.num_kv_heads) == expected
+        attention = facts.layers[0].branches[0].module
+        assert (attention.num_query_heads, attention.num_kv_heads) == expected
+
+
+def windows(config) -> list[int]:
+    return [layer.branches[0].module.window for layer in ModelConfig.from_hf(config).layers]
 
 
 def windows_after(window: int | None) -> set[int]:
-    return set(ModelConfig.from_hf(shrink({"model_type": "mistral", "sliding_window": window} | FULL).config).windows)
+    return set(windows(shrink({"model_type": "mistral", "sliding_window": window} | FULL).config))
 
 
 def test_a_window_binds_within_the_tested_tokens():
@@ -75,13 +83,13 @@ def test_late_windows_keep_both_kinds():
     late = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
     small = shrink(late | FULL)
     assert small.kept_layers == (0, 1, 28, 29)
-    assert ModelConfig.from_hf(small.config).windows == (0, 0, WINDOW, WINDOW)
+    assert windows(small.config) == [0, 0, WINDOW, WINDOW]
 
 
 def test_llama3_scaling_has_a_frequency_in_each_band():
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config = {"model_type": "llama", "rope_theta": 500_000.0, "rope_scaling": scaling} | FULL
-    rope = ModelConfig.from_hf(shrink(config).config).rope
+    rope = ModelConfig.from_hf(shrink(config).config).layers[0].branches[0].module.rope
     wavelengths = [2 * math.pi * rope.theta ** (2 * i / HEAD_DIM) for i in range(HEAD_DIM // 2)]
     kept = [w for w in wavelengths if w < rope.original_max_position / 4]
     stretched = [w for w in wavelengths if w > rope.original_max_position]

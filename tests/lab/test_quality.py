@@ -26,11 +26,10 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def model():
-    from kvlab.models.config import ModelConfig
-    from kvlab.models.decoder import Decoder
+    from kvlab.models.load import empty_model
 
     torch.manual_seed(3)
-    named = Decoder(ModelConfig.from_hf(CONFIG)).weights.named
+    named = empty_model(CONFIG, "fp32", "cpu", "tiny").decoder.weights.named
     state = {
         name: torch.randn(t.shape) * (2.0 if t.dim() == 1 else 1.5 * t.shape[-1] ** -0.5) for name, t in named.items()
     }

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from kvlab.lab.parity.paging import PagedSequences
-from kvlab.models.load import from_state_dict
+from kvlab.models.load import empty_model, from_state_dict
 from kvlab.models.reference import reference_forward, visible
-from kvlab.models.weights import Weights
 
 TEXT = [3, 17, 4, 4, 90, 55, 21, 8, 0, 100, 33, 34, 35, 2, 1, 77, 12, 60, 9, 5, 41]
 KINDS = {
@@ -35,11 +34,9 @@ def tiny(kind: str, dtype: str = "fp64"):
         "max_position_embeddings": 64,
         "rope_theta": 100.0,
     } | KINDS[kind]
-    from kvlab.models.config import ModelConfig
-
     rng = torch.Generator().manual_seed(7)
     state = {}
-    for name, place in Weights(ModelConfig.from_hf(config), torch.float64, "cpu").named.items():
+    for name, place in empty_model(config, "fp64", "cpu", kind).decoder.weights.named.items():
         noise = torch.randn(place.shape, generator=rng, dtype=torch.float64)
         state[name] = 1 + 0.3 * noise if "norm" in name else noise * (1.5 / math.sqrt(place.shape[-1]))
     return from_state_dict(config, state, dtype), state
@@ -82,9 +79,9 @@ def test_a_window_sees_itself_and_the_tokens_before_it():
 
 def test_checkpoint_names_are_views_of_the_fused_tensors():
     model, state = tiny("mha, biases")
-    weights, layer = model.decoder.weights, model.decoder.weights.layers[1]
-    assert layer.qkv.shape == (3 * 48, 48) and layer.gate_up.shape == (2 * 56, 48)
+    weights, layer = model.decoder.weights, model.decoder.layers[1]
+    assert layer.qkv.weight.shape == (3 * 48, 48) and layer.mlp.gate_up.shape == (2 * 56, 48)
     k = weights.named["model.layers.1.self_attn.k_proj.weight"]
     assert torch.equal(k, state["model.layers.1.self_attn.k_proj.weight"])
-    assert k.untyped_storage().data_ptr() == layer.qkv.untyped_storage().data_ptr()
+    assert k.untyped_storage().data_ptr() == layer.qkv.weight.untyped_storage().data_ptr()
     assert weights.num_bytes == 8 * sum(t.numel() for t in state.values())

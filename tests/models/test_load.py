@@ -8,9 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvlab.models import convert
-from kvlab.models.config import ModelConfig
-from kvlab.models.load import dtype_name, from_state_dict, load_model, resolve_device
-from kvlab.models.weights import Weights
+from kvlab.models.load import dtype_name, empty_model, from_state_dict, load_model, resolve_device
 
 CONFIG = {
     "model_type": "llama",
@@ -27,7 +25,7 @@ CONFIG = {
 
 def random_state() -> dict[str, torch.Tensor]:
     rng = torch.Generator().manual_seed(0)
-    named = Weights(ModelConfig.from_hf(CONFIG), torch.float32, "cpu").named
+    named = empty_model(CONFIG, "fp32", "cpu", "tiny").decoder.weights.named
     return {name: torch.randn(place.shape, generator=rng) for name, place in named.items()}
 
 
@@ -65,8 +63,8 @@ def test_weights_and_cache_take_the_asked_dtype(directory, dtype):
 def test_the_tied_heads_copy_and_old_rotary_buffers_are_passed_over():
     extra = {"lm_head.weight": torch.zeros(11, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
     state = random_state()
-    weights = from_state_dict(CONFIG, state | extra).decoder.weights
-    assert torch.equal(weights.head, state["model.embed_tokens.weight"])
+    decoder = from_state_dict(CONFIG, state | extra).decoder
+    assert torch.equal(decoder.head, state["model.embed_tokens.weight"])
 
 
 @pytest.mark.parametrize(

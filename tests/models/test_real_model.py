@@ -18,7 +18,9 @@ def model():
 
 def test_what_it_is(model):
     config = model.config
-    shape = (config.num_layers, config.num_query_heads, config.num_kv_heads, config.head_dim, config.hidden_size)
+    attention = config.layers[0].branches[0].module
+    heads = (attention.num_query_heads, attention.num_kv_heads, attention.key_dim)
+    shape = (config.num_layers, *heads, config.hidden_size)
     assert shape == (30, 9, 3, 64, 576)
     assert (model.name, model.max_model_len, config.eos_token_ids) == ("SmolLM2-135M-Instruct", 8192, (2,))
     # 30 layers x 2 x 3 heads x 64 values x 4 bytes

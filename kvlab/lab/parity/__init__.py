@@ -16,8 +16,9 @@ from typing import Any
 from kvlab.lab.parity import compare, mutate
 from kvlab.lab.parity.oracle import Oracle
 from kvlab.lab.parity.shrink import Shrunk, shrink
-from kvlab.lab.parity.weights import randomize
-from kvlab.models.config import ModelConfig
+from kvlab.lab.parity.weights import first_eps, randomize
+from kvlab.models.facts import ModelConfig
+from kvlab.models.families import renamed
 from kvlab.models.load import from_state_dict
 
 
@@ -28,14 +29,14 @@ class Report:
     Attributes:
         shrunk: the small config and how it came to be.
         seed: of weights and prompts.
-        entropy_fraction: mean attention entropy over its maximum; under a half.
+        entropy_fraction: mean attention entropy over its maximum, under a half; None for a model without attention.
         modes: error of each way of running.
         mutations: (what was changed, error of whole prefill, tolerance); empty unless asked for.
     """
 
     shrunk: Shrunk
     seed: int
-    entropy_fraction: float
+    entropy_fraction: float | None
     modes: tuple[compare.ModeResult, ...]
     mutations: tuple[compare.ModeResult, ...] = field(default=())
 
@@ -75,12 +76,13 @@ def run_parity(config: dict[str, Any], *, seed: int = 0, all_layers: bool = Fals
     facts = ModelConfig.from_hf(small.config)
     oracle = Oracle(small.config)
     texts = compare.prompts(seed)
-    entropy = randomize(oracle, facts.norm_eps, seed, texts[0])
+    entropy = randomize(oracle, first_eps(facts), seed, texts[0])
     wanted = [oracle.logits(ids) for ids in texts]
     model = from_state_dict(small.config, oracle.state())
     found = []
     if mutations:
-        for change, mutant in mutate.mutants(facts, oracle.state()):
+        state = dict(renamed(oracle.state(), small.config))
+        for change, mutant in mutate.mutants(facts, state):
             got = compare.whole_prefill(mutate.mutated(model, mutant), texts)[0]
             found.append(compare.ModeResult(change, compare.error(got, wanted[0]), compare.TOLERANCE))
     return Report(small, seed, entropy, compare.compare(model, texts, wanted), tuple(found))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlab.lab.parity.paging import PagedSequences
-from kvlab.lab.parity.shrink import TESTED_TOKENS, VOCAB
+from kvlab.lab.parity.small.row import TESTED_TOKENS, VOCAB
 from kvlab.models.load import LoadedModel
 
 TOLERANCE = 1e-4
@@ -81,11 +81,26 @@ def ragged_batch(model: LoadedModel, texts: list[list[int]]) -> list[Tensor]:
     return [torch.cat(p) for p in pieces]
 
 
+def preempt_resume(model: LoadedModel, texts: list[list[int]]) -> list[Tensor]:
+    """The first sequence taken out after some decodes, its pages used by another, then computed again and finished."""
+    text, cache = texts[0], PagedSequences(model, 1, len(texts[0]), block_size=4)
+    kept = len(text) // 2
+    for piece in (text[: kept - 2], text[kept - 2 : kept - 1], text[kept - 1 : kept]):
+        cache.step({0: piece})
+    cache.reset(0)
+    cache.step({0: texts[1]})
+    cache.reset(0)
+    pieces = [cache.step({0: text[:kept]})[0]]
+    pieces += [cache.step({0: text[i : i + 1]})[0] for i in range(kept, len(text))]
+    return [torch.cat(pieces)]
+
+
 MODES: dict[str, Callable[[LoadedModel, list[list[int]]], list[Tensor]]] = {
     "whole prefill": whole_prefill,
     "decode": decode,
     "chunked prefill": chunked_prefill,
     "ragged batch": ragged_batch,
+    "preempt and resume": preempt_resume,
 }
 
 

@@ -1,98 +1,170 @@
-"""The proof that parity can see: each fact of a family changed alone, after which parity must fail."""
+"""The proof that parity can see: each fact of a model changed alone, after which parity must fail.
+
+Facts say themselves how they may be changed (`kvlab.models.facts.fact`), so a new mechanism is covered by writing down
+its facts. One change is made wherever its fact occurs: the window of every layer, the eps of every norm.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvlab.models.config import ModelConfig
 from kvlab.models.decoder import Decoder
+from kvlab.models.facts import AttentionFacts, ModelConfig
 from kvlab.models.load import DTYPES, LoadedModel
+from kvlab.models.weights import Source
 
 State = dict[str, Tensor]
 Mutant = tuple[ModelConfig, State]
+FAR = 10**6
 
 
 def mutants(config: ModelConfig, state: State) -> Iterator[tuple[str, Mutant]]:
-    """(what was changed, the config and weights after it) for every fact that this model has."""
-    yield from _rotary(config, state)
-    yield from _windows(config, state)
-    yield "norm eps doubled", (replace(config, norm_eps=2 * config.norm_eps), state)
-    yield "attention scale + 2 %", (replace(config, scale=1.02 * config.scale), state)
-    yield "another activation", (replace(config, activation="gelu" if config.activation == "silu" else "silu"), state)
-    if config.qk_norm:
-        kept = {k: v for k, v in state.items() if "q_norm" not in k and "k_norm" not in k}
-        yield "QK norm left out", (replace(config, qk_norm=False), kept)
-    if not config.tie_embeddings:
+    """(what was changed, the config and weights after it) for every fact that this model has.
+
+    Args:
+        state: tensors under the names that modules ask for.
+    """
+    for label, change in _changes(config):
+        yield label, (change(config), state)
+    yield from _rotations(config, state)
+    if not config.head.tied:
         yield "head tied to the embedding", (config, state | {"lm_head.weight": state["model.embed_tokens.weight"]})
-    if config.num_kv_heads > 1:
-        yield "KV heads in another order", (config, state | _rolled_heads(config, state))
+    if rolled := _rolled_heads(config, state):
+        yield "KV heads in another order", (config, state | rolled)
     yield from _tensors(config, state)
 
 
-def _rotary(config: ModelConfig, state: State) -> Iterator[tuple[str, Mutant]]:
-    rope = config.rope
-
-    def changed(**facts: float | str) -> Mutant:
-        return replace(config, rope=replace(rope, **facts)), state  # type: ignore[arg-type]
-
-    yield "rope theta + 10 %", changed(theta=1.1 * rope.theta)
-    if rope.kind != "default":
-        yield "rope scaling left out", changed(kind="default")
-        yield "rope factor + 10 %", changed(factor=1.1 * rope.factor)
-    if rope.kind == "llama3":
-        yield "rope low_freq_factor + 10 %", changed(low_freq_factor=1.1 * rope.low_freq_factor)
-        yield "rope high_freq_factor + 10 %", changed(high_freq_factor=1.1 * rope.high_freq_factor)
-        yield (
-            "rope original_max_position + 10 %",
-            changed(original_max_position=round(1.1 * rope.original_max_position)),
-        )
-    if not all(config.rotated):
-        yield "every layer rotated", (replace(config, rotated=(True,) * config.num_layers), state)
-    yield (
-        "first layer's rotation flipped",
-        (replace(config, rotated=(not config.rotated[0], *config.rotated[1:])), state),
-    )
+def _changes(config: ModelConfig) -> Iterator[tuple[str, Callable[[ModelConfig], ModelConfig]]]:
+    """Every (label, change) that alters at least one record of `config`."""
+    seen = set()
+    for record in _records(config):
+        for field in dataclasses.fields(record):
+            for label, value in _alternatives(field, getattr(record, field.name)):
+                name = f"{type(record).__name__.removesuffix('Facts')}.{field.name} {label}"
+                if name not in seen:
+                    seen.add(name)
+                    yield name, lambda c, k=type(record), f=field, i=label: _everywhere(c, k, f, i)
 
 
-def _windows(config: ModelConfig, state: State) -> Iterator[tuple[str, Mutant]]:
-    def moved(by: Callable[[int], int]) -> Mutant:
-        return replace(config, windows=tuple(by(w) if w else 0 for w in config.windows)), state
+def _alternatives(field: dataclasses.Field, value: Any) -> Iterator[tuple[str, Any]]:
+    """(label, changed value) for a field of that value; nothing where the fact is not in use."""
+    how = field.metadata.get("mutate", "keep")
+    if how == "scale" or (how == "scale if set" and value != field.default):
+        if value:
+            yield "+ 10 %", round(1.1 * value) if isinstance(value, int) else 1.1 * value
+    elif how == "twice":
+        yield "doubled", 2 * value
+    elif how == "length" and value:
+        yield "+ 1", value + 1
+        yield "- 1", value - 1
+        yield "left out", FAR
+    elif how == "off" and value != field.default:
+        yield "left out", field.default
+    elif how == "flip":
+        yield "flipped", not value
+    elif how == "activation":
+        yield "changed", "gelu" if value != "gelu" else "silu"
+    elif how == "other" and value:
+        yield "+ 1", value + 1
 
-    if any(config.windows):
-        yield "window + 1", moved(lambda w: w + 1)
-        yield "window - 1", moved(lambda w: w - 1)
-        yield "window left out", moved(lambda w: 10**6)
+
+def _records(value: Any) -> Iterator[Any]:
+    """Every facts record inside `value`, itself first."""
+    if dataclasses.is_dataclass(value):
+        yield value
+        for field in dataclasses.fields(value):
+            yield from _records(getattr(value, field.name))
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _records(item)
+
+
+def _everywhere(value: Any, kind: type, field: dataclasses.Field, label: str) -> Any:
+    """`value` with that change made in every record of type `kind` where it applies."""
+    if isinstance(value, tuple):
+        return tuple(_everywhere(item, kind, field, label) for item in value)
+    if not dataclasses.is_dataclass(value):
+        return value
+    inner = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    new = {name: _everywhere(item, kind, field, label) for name, item in inner.items()}
+    if type(value) is kind:
+        new |= {field.name: v for found, v in _alternatives(field, inner[field.name]) if found == label}
+    return replace(value, **new)  # type: ignore[type-var]
+
+
+def _attention_layers(config: ModelConfig) -> list[tuple[int, AttentionFacts]]:
+    return [(i, r) for i, layer in enumerate(config.layers) for r in _records(layer) if isinstance(r, AttentionFacts)]
+
+
+def _rotations(config: ModelConfig, state: State) -> Iterator[tuple[str, Mutant]]:
+    """The first layer's rotation flipped, and every layer rotated where some are not."""
+    attention = _attention_layers(config)
+    rope = next((a.rope for _, a in attention if a.rope), None)
+    if rope is None:
+        return
+
+    def with_ropes(chosen: Callable[[int, AttentionFacts], Any]) -> ModelConfig:
+        changed = [
+            _replace_record(layer, AttentionFacts, lambda a, i=i: replace(a, rope=chosen(i, a)))
+            for i, layer in enumerate(config.layers)
+        ]
+        return replace(config, layers=tuple(changed))
+
+    first = attention[0][0]
+    flipped = with_ropes(lambda i, a: a.rope if i != first else (None if a.rope else rope))
+    yield "first layer's rotation flipped", (flipped, state)
+    if any(a.rope is None for _, a in attention):
+        yield "every layer rotated", (with_ropes(lambda i, a: a.rope or rope), state)
+
+
+def _replace_record(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_replace_record(item, kind, change) for item in value)
+    if not dataclasses.is_dataclass(value):
+        return value
+    if isinstance(value, kind):
+        return change(value)
+    new = {f.name: _replace_record(getattr(value, f.name), kind, change) for f in dataclasses.fields(value)}
+    return replace(value, **new)  # type: ignore[type-var]
 
 
 def _rolled_heads(config: ModelConfig, state: State) -> State:
-    """Keys and values of every layer with their heads moved on by one."""
-    names = [n for n in state if ".k_proj." in n or ".v_proj." in n]
-    return {n: state[n].roll(config.head_dim, dims=0) for n in names}
+    """Keys and values of every layer with their heads moved on by one; nothing where no layer has two KV heads."""
+    rolled = {}
+    for i, a in _attention_layers(config):
+        for name, width in (("k_proj", a.key_dim), ("v_proj", a.value_dim)):
+            key = f"model.layers.{i}.{a.prefix}.{name}.weight"
+            if a.num_kv_heads > 1 and key in state:
+                rolled[key] = state[key].roll(width, dims=0)
+    return rolled
 
 
 def _tensors(config: ModelConfig, state: State) -> Iterator[tuple[str, Mutant]]:
-    """Each vector of one layer by itself: a bias zeroed, a norm set to one.
+    """Each vector of one layer of each kind by itself: a bias zeroed, any other set to one, and the last norm's.
 
-    The layer is one that rotates: without rotation a key bias adds the same to every score and changes nothing.
+    Without rotation a key bias adds the same to every score and changes nothing: such a one is left out.
     """
-    layer = config.rotated.index(True)
+    firsts = {layer: i for i, layer in reversed(list(enumerate(config.layers)))}
+    unrotated = {i for i, a in _attention_layers(config) if a.rope is None}
+    wanted = tuple(f"model.layers.{i}." for i in sorted(firsts.values()))
     for name, tensor in state.items():
-        if not (name.startswith(f"model.layers.{layer}.") or name == "model.norm.weight"):
+        if not name.startswith((*wanted, "model.norm.", "model.embed_norm.")):
             continue
-        if name.endswith(".bias"):
+        blind = name.endswith("k_proj.bias") and int(name.split(".")[2]) in unrotated
+        if name.endswith("bias") and not blind:
             yield f"{name} zeroed", (config, state | {name: torch.zeros_like(tensor)})
-        elif tensor.dim() == 1:
+        elif tensor.dim() == 1 and not blind:
             yield f"{name} set to one", (config, state | {name: torch.ones_like(tensor)})
 
 
 def mutated(model: LoadedModel, mutant: Mutant) -> LoadedModel:
     """`model` with the decoder of `mutant`; the pages stay as the unchanged spec has them."""
     config, state = mutant
-    decoder = Decoder(config, DTYPES[model.dtype], model.device)
-    # a changed window must not change which block table a layer reads
-    decoder.layer_groups = model.decoder.layer_groups
-    return replace(model, config=config, decoder=decoder.load(state.items()))
+    decoder = Decoder(config, Source(state, DTYPES[model.dtype], model.device), model.spec)
+    return replace(model, config=config, decoder=decoder)

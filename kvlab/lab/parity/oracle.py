@@ -34,8 +34,9 @@ class Oracle:
 
     @torch.inference_mode()
     def attentions(self, ids: list[int]) -> list[Tensor]:
-        """Attention weights of each layer, [Hq, T, T]."""
-        return [a[0] for a in self._run(ids, output_attentions=True).attentions]
+        """Attention weights of each layer that has them, [Hq, T, T]."""
+        found = getattr(self._run(ids, output_attentions=True), "attentions", None) or ()
+        return [a[0] for a in found if a is not None]
 
     def state(self) -> dict[str, Tensor]:
         """The weights under their checkpoint names."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kvlab.models.load import LoadedModel
 from kvlab.ops.batch import AttentionBatch, make_batch
-from kvlab.ops.views import PageViews, page_views
+from kvlab.ops.views import PageViews, SegmentViews, part_views
 from kvlab.specs.layout import Group, group_parts
-from kvlab.specs.pages import cdiv, dead_pages
+from kvlab.specs.pages import PAGED_RULES, cdiv, dead_pages
 
 
 class PagedSequences:
@@ -32,17 +32,23 @@ class PagedSequences:
         self.lengths = [0] * num_seqs
         self._groups = group_parts(model.spec, block_size)
         width = cdiv(max_len, block_size)
-        self._tables = [_shuffled_tables(num_seqs, width, seed + i) for i in range(len(self._groups))]
-        self._views = self._pool(1 + num_seqs * width)
+        # of a state a sequence has one page, whatever its length
+        widths = [1 if g.retention.rule == "state" else width for g in self._groups]
+        self._tables = [_shuffled_tables(num_seqs, w, seed + i) for i, w in enumerate(widths)]
+        self._views = self._pool([1 + num_seqs * w for w in widths])
 
-    def _pool(self, num_pages: int) -> list[PageViews]:
-        views: dict[int, PageViews] = {}
-        for group in self._groups:
-            for (layer, _), layout in zip(group.members, group.layouts, strict=True):
+    def _pool(self, num_pages: list[int]) -> list[tuple[PageViews | SegmentViews | None, ...]]:
+        views: dict[tuple[int, int], PageViews | SegmentViews] = {}
+        for group, pages in zip(self._groups, num_pages, strict=True):
+            for member, layout in zip(group.members, group.layouts, strict=True):
                 # all bits set is NaN in every float type
-                buffer = torch.full((num_pages, layout.page_bytes), 255, dtype=torch.uint8, device=self.model.device)
-                views[layer] = page_views(buffer, layout)
-        return [views[layer] for layer in sorted(views)]
+                buffer = torch.full((pages, layout.page_bytes), 255, dtype=torch.uint8, device=self.model.device)
+                views[member] = part_views(buffer, layout)
+        return [tuple(views.get((x.index, i)) for i in range(len(x.parts))) for x in self.model.spec.layers]
+
+    def reset(self, seq: int) -> None:
+        """Forgets a sequence; its pages keep their bytes."""
+        self.lengths[seq] = 0
 
     def step(
         self, work: dict[int, Sequence[int]], padded_rows: int = 0, *, last_only: bool = False
@@ -71,11 +77,13 @@ class PagedSequences:
         self, group: Group, table: Tensor, order: list[int], counts: list[int], padded_rows: int
     ) -> AttentionBatch:
         rows = table[order].clone()
-        for row, seq, count in zip(rows, order, counts, strict=True):
-            dead = dead_pages(group.retention, self.block_size, self.lengths[seq] - count)
-            row[dead.start : dead.stop] = 0
         ends = [self.lengths[seq] for seq in order]
-        return make_batch(counts, ends, rows.to(self.model.device), self.block_size, padded_rows)
+        if group.retention.rule in PAGED_RULES:
+            for row, seq, count in zip(rows, order, counts, strict=True):
+                dead = dead_pages(group.retention, self.block_size, self.lengths[seq] - count)
+                row[dead.start : dead.stop] = 0
+        size = max(self.lengths) + 1 if group.retention.rule == "state" else self.block_size
+        return make_batch(counts, ends, rows.to(self.model.device), size, padded_rows)
 
 
 def _shuffled_tables(num_seqs: int, width: int, seed: int) -> Tensor:

@@ -1,23 +1,20 @@
 """A config made small enough to run in a second, with every mechanism still at work.
 
-Widths, heads, vocabulary and layers shrink; so does every length (window, original_max_position), to where it
-binds within the tested tokens. A ratio that a mechanism depends on (query heads per KV head, explicit head_dim
-against hidden_size / heads, frequency bands of a rotary scaling) is kept.
+How a family is made small is its row in `kvlab.lab.parity.small`; here is what all share: which layers are kept.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.models.config import ModelConfig
+from kvlab.lab.parity.small import small
+from kvlab.lab.parity.small.row import HEAD_DIM, TESTED_TOKENS, VOCAB, WINDOW
+from kvlab.models.facts import ModelConfig
+from kvlab.specs.families.multimodal import text_part
 
-TESTED_TOKENS = 41  # the longest sequence parity runs
-HEAD_DIM = 16
-WINDOW = 7
-VOCAB = 131
+__all__ = ["HEAD_DIM", "TESTED_TOKENS", "VOCAB", "WINDOW", "Shrunk", "keep_layers", "shrink"]
 
 
 @dataclass(frozen=True)
@@ -36,22 +33,21 @@ class Shrunk:
 
 
 def shrink(config: dict[str, Any], *, all_layers: bool = False) -> Shrunk:
-    """`config` made small; all layers are kept with `all_layers`, else one period of their pattern and odd ends.
+    """`config` (of a wrapper its text part) made small; all layers are kept with `all_layers`, else one period of
+    their pattern and odd ends.
 
     Raises:
         ValueError: the engine does not run this architecture.
     """
-    facts = ModelConfig.from_hf(config)
-    kinds = list(zip([w > 0 for w in facts.windows], facts.rotated, strict=True))
+    facts, row = ModelConfig.from_hf(config), small(config)
+    text, model_type = text_part(config)
+    config = {**text, "model_type": model_type}
+    kinds = list(row.kinds(config, facts))
     kept = tuple(range(len(kinds))) if all_layers else keep_layers(kinds)
-    new = dict(config)
-    new.update(_widths(config, facts))
-    new.update(_layers(config, facts, kept))
     # inside the small vocabulary, and no padding row: it would be zero in the embedding
-    new.update({"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None})
-    _rotary(new, facts)
-    names = [*config, *(name for name in new if name not in config)]
-    changes = tuple((n, config.get(n), new.get(n)) for n in names if new.get(n) != config.get(n))
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    new = config | row.widths(config, facts) | row.layers(config, facts, kept) | tokens
+    changes = tuple((n, config.get(n), new.get(n)) for n in new if new.get(n) != config.get(n))
     return Shrunk(new, changes, kept)
 
 
@@ -78,47 +74,3 @@ def keep_layers(kinds: Sequence[Hashable]) -> tuple[int, ...]:
 
 def _run_ends(kinds: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(i for i in range(len(kinds)) if i < 2 or not kinds[i] == kinds[i - 1] == kinds[i - 2])
-
-
-def _widths(config: dict[str, Any], facts: ModelConfig) -> dict[str, Any]:
-    """Heads in their ratio, a small head_dim, and a hidden size that is heads * head_dim only where it was."""
-    per_kv = facts.num_query_heads // facts.num_kv_heads
-    kv_heads = min(facts.num_kv_heads, 2 if per_kv > 1 else 4)
-    heads = kv_heads * per_kv
-    explicit = facts.head_dim * facts.num_query_heads != facts.hidden_size
-    hidden = heads * (HEAD_DIM - 6 if explicit else HEAD_DIM)
-    new = {
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": hidden + 2 * HEAD_DIM,
-        "vocab_size": VOCAB,
-    }
-    return new | ({"head_dim": HEAD_DIM} if explicit or config.get("head_dim") else {})
-
-
-def _layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> dict[str, Any]:
-    """The kept layers' share of every per-layer fact, written out in full."""
-    new: dict[str, Any] = {"num_hidden_layers": len(kept)}
-    if any(facts.windows):
-        new["sliding_window"] = WINDOW
-    if config.get("layer_types") or len(set(facts.windows)) > 1:
-        new["layer_types"] = ["sliding_attention" if facts.windows[i] else "full_attention" for i in kept]
-    if "max_window_layers" in config:
-        new["max_window_layers"] = sum(facts.windows[i] == 0 for i in kept)
-    if not all(facts.rotated):
-        new["no_rope_layers"] = [int(facts.rotated[i]) for i in kept]
-    return new
-
-
-def _rotary(new: dict[str, Any], facts: ModelConfig) -> None:
-    """The length that a rotary scaling refers to, moved so that each of its bands holds a frequency."""
-    new["max_position_embeddings"] = 2 * TESTED_TOKENS
-    if facts.rope.kind != "llama3":
-        return
-    # the second wavelength is blended, shorter ones are kept and longer ones stretched
-    wavelength = 2 * math.pi * facts.rope.theta ** (2 / HEAD_DIM)
-    original = round(wavelength * math.sqrt(facts.rope.low_freq_factor * facts.rope.high_freq_factor))
-    name = "rope_parameters" if new.get("rope_parameters") else "rope_scaling"
-    new[name] = new[name] | {"original_max_position_embeddings": original}
-    new.pop("original_max_position_embeddings", None)

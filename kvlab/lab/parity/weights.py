@@ -13,13 +13,21 @@ import torch
 from torch import Tensor
 
 from kvlab.lab.parity.oracle import Oracle
+from kvlab.models.facts import ModelConfig
 
 SHARP = ("q_proj", "k_proj", "q_norm", "k_norm")
 ENTROPY_LIMIT = 0.5
 
 
-def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> float:
-    """Fills the oracle's weights; the mean entropy of its attention over `ids`, as a fraction of log(keys seen).
+def first_eps(facts: ModelConfig) -> float:
+    """The eps of the first norm that reads the embedding."""
+    norms = [facts.embedding.norm, *(b.norm for b in getattr(facts.layers[0], "branches", ())), facts.head.norm]
+    return next((n.eps for n in norms if n is not None), 1e-6)
+
+
+def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> float | None:
+    """Fills the oracle's weights; the mean entropy of its attention over `ids`, as a fraction of log(keys seen); None for
+    a model without attention.
 
     Queries and keys are scaled up until that fraction is under a half.
 
@@ -28,7 +36,10 @@ def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> flo
     """
     for attempt in range(8):
         _fill(oracle, norm_eps, seed, 1.6 * 1.15**attempt)
-        fraction = entropy_fraction(oracle.attentions(ids))
+        weights = oracle.attentions(ids)
+        if not weights:
+            return None
+        fraction = entropy_fraction(weights)
         if fraction < ENTROPY_LIMIT:
             return fraction
     raise RuntimeError(f"parity weights: attention entropy stays at {fraction:.2f} of its maximum")

@@ -1,0 +1,71 @@
+"""Grouped-query attention and what surrounds it, under Llama's field names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kvlab.lab.parity.small.row import HEAD_DIM, TESTED_TOKENS, VOCAB, WINDOW, Changes, Small
+from kvlab.models.facts import AttentionFacts, ModelConfig, RopeFacts
+
+
+def attentions(facts: ModelConfig) -> list[AttentionFacts]:
+    """The attention of each layer that has one."""
+    return [b.module for layer in facts.layers for b in layer.branches if isinstance(b.module, AttentionFacts)]
+
+
+def small_heads(attention: AttentionFacts) -> tuple[int, int]:
+    """(query heads, KV heads), few, in the ratio of the original."""
+    per_kv = attention.num_query_heads // attention.num_kv_heads
+    kv_heads = min(attention.num_kv_heads, 2 if per_kv > 1 else 4)
+    return kv_heads * per_kv, kv_heads
+
+
+def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    """Heads in their ratio, a small head_dim, and a hidden size that is heads * head_dim only where it was."""
+    attention = attentions(facts)[0]
+    heads, kv_heads = small_heads(attention)
+    explicit = attention.key_dim * attention.num_query_heads != facts.hidden_size
+    hidden = heads * (HEAD_DIM - 6 if explicit else HEAD_DIM)
+    new = {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": hidden + 2 * HEAD_DIM,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 2 * TESTED_TOKENS,
+    }
+    rotary = small_rotary(config, next((a.rope for a in attentions(facts) if a.rope), None))
+    return new | rotary | ({"head_dim": HEAD_DIM} if explicit or config.get("head_dim") else {})
+
+
+def layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
+    """The kept layers' share of every per-layer fact, written out in full."""
+    every = attentions(facts)
+    new: Changes = {"num_hidden_layers": len(kept)}
+    if any(a.window for a in every):
+        new["sliding_window"] = WINDOW
+    if config.get("layer_types") or len({a.window for a in every}) > 1:
+        new["layer_types"] = ["sliding_attention" if every[i].window else "full_attention" for i in kept]
+    if "max_window_layers" in config:
+        new["max_window_layers"] = sum(every[i].window == 0 for i in kept)
+    if any(a.rope is None for a in every):
+        new["no_rope_layers"] = [int(every[i].rope is not None) for i in kept]
+    return new
+
+
+def small_rotary(config: dict[str, Any], rope: RopeFacts | None) -> Changes:
+    """The length that a rotary scaling refers to, moved so that each of its bands holds a frequency."""
+    if rope is None or rope.kind != "llama3":
+        return {}
+    # the second wavelength is blended, shorter ones are kept and longer ones stretched
+    wavelength = 2 * math.pi * rope.theta ** (2 / HEAD_DIM)
+    original = round(wavelength * math.sqrt(rope.low_freq_factor * rope.high_freq_factor))
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rule = config[name] | {"original_max_position_embeddings": original}
+    return {name: rule} | (
+        {"original_max_position_embeddings": None} if config.get("original_max_position_embeddings") else {}
+    )
+
+
+SMALL = {"llama": Small(widths, layers)}

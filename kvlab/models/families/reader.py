@@ -1,0 +1,149 @@
+"""Reading a config.json for the engine: what the file says, else what the family's class supplies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvlab.models.facts import RopeFacts
+from kvlab.models.modules.activation import activation
+from kvlab.specs.weights.reader import Reader, reader_of
+
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+class ConfigReader:
+    """The facts of one model's (text) config under transformers' usual names.
+
+    Attributes:
+        config: the text part of the file. family: the name of its row.
+    """
+
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self._reader: Reader = reader_of(config)
+        self.config, self.family = self._reader.config, self._reader.family
+        self._defaults = defaults
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value: the file's, else the row's default, else that of transformers' class, else `default`.
+
+        A null in the file is None.
+        """
+        if name not in self.config and name in self._defaults:
+            stated = self._reader.get(name) if self._stated(name) else None
+            return self._defaults[name] if stated is None else stated
+        value = self._reader.get(name)
+        return default if value is None and not self._stated(name) else value
+
+    def _stated(self, name: str) -> bool:
+        from kvlab.specs.weights.reader import ALIASES
+
+        return any(key in self.config for key in (name, *ALIASES.get(name, ())))
+
+    def positive(self, name: str) -> int:
+        """The positive whole number `name`.
+
+        Raises:
+            ValueError: missing, or something else.
+        """
+        value = self.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ValueError(f"{name} {value!r}: a config.json must hold a positive whole number here")
+        return value
+
+    def flag(self, fact: bool | str) -> bool:
+        """`fact` itself, or the truth of the field it names."""
+        return bool(self.get(fact)) if isinstance(fact, str) else fact
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self.positive("num_hidden_layers")
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.positive("hidden_size")
+
+    def heads(self) -> tuple[int, int, int]:
+        """(query heads, KV heads, values per head).
+
+        Raises:
+            ValueError: KV heads that do not divide the query heads.
+        """
+        query = self.positive("num_attention_heads")
+        kv = self.get("num_key_value_heads") or query
+        if query % kv:
+            raise ValueError(f"num_key_value_heads {kv}: must divide the {query} query heads")
+        return query, kv, self.get("head_dim") or self.hidden_size // query
+
+    def activation(self, name: str = "hidden_act") -> str:
+        """The name of the activation in field `name`.
+
+        Raises:
+            ValueError: one the engine does not run.
+        """
+        activation(str(self.get(name)))
+        return str(self.get(name))
+
+    def per_layer(self, name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`values`, one per layer.
+
+        Raises:
+            ValueError: another number of them.
+        """
+        if len(values) != self.num_layers:
+            raise ValueError(f"{name}: {len(values)} entries for {self.num_layers} layers")
+        return values
+
+    def token_ids(self, name: str = "eos_token_id") -> tuple[int, ...]:
+        """One id, several or none."""
+        value = self.get(name)
+        return () if value is None else tuple(value) if isinstance(value, list) else (value,)
+
+    def rope(self, section: str | None = None, *, dim: int = 0, interleaved: bool = False) -> RopeFacts:
+        """The rotary rule, in the old spelling (rope_theta, rope_scaling) or the new (rope_parameters).
+
+        Args:
+            section: of rope_parameters, where layers of different types have rules of their own.
+            dim: values of a head that turn, 0 for what the config says (partial_rotary_factor), else all.
+
+        Raises:
+            ValueError: a kind the engine does not run, or a rule without its factor.
+        """
+        rule = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        rule = rule.get(section, rule) if section else rule
+        kind = rule.get("rope_type", rule.get("type", "default"))
+        if kind not in ROPE_KINDS:
+            raise ValueError(f"rope_type {kind!r}: the engine runs {', '.join(ROPE_KINDS)}")
+        share = rule.get("partial_rotary_factor", self.get("partial_rotary_factor"))
+        if not dim and share not in (None, 1.0):
+            dim = int(self.heads()[2] * share)
+        theta = float(rule.get("rope_theta", self.get("rope_theta", 10_000.0)))
+        common = {"theta": theta, "dim": dim, "interleaved": interleaved}
+        if kind == "default":
+            return RopeFacts(**common)
+        if kind != "longrope" and "factor" not in rule:
+            raise ValueError(f"rope_scaling: {kind!r} needs a factor")
+        return _SCALED[kind](self, rule, common)
+
+    def original_max_position(self, rule: Mapping[str, Any]) -> int:
+        """The length the model was trained at before its positions were stretched, in tokens."""
+        inner = rule.get("original_max_position_embeddings")
+        return int(self.get("original_max_position_embeddings") or inner or self.positive("max_position_embeddings"))
+
+
+def _linear(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
+    return RopeFacts("linear", factor=float(rule["factor"]), **common)
+
+
+def _llama3(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
+    bands = {name: float(rule[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    return RopeFacts("llama3", original_max_position=c.original_max_position(rule), **bands, **common)
+
+
+def _unwritten(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
+    raise ValueError(f"rope_type {rule.get('rope_type', rule.get('type'))!r}: the engine does not run it yet")
+
+
+_SCALED = {"linear": _linear, "llama3": _llama3, "yarn": _unwritten, "longrope": _unwritten}

@@ -1,0 +1,35 @@
+"""One module per mechanism: `MODULES` says which class runs which facts, and which plain function is its truth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from kvlab.models.facts import AttentionFacts, MLPFacts
+from kvlab.models.modules import attention, mlp
+from kvlab.models.modules.base import Place, WholeContext
+from kvlab.models.weights import Names, Scope
+
+# facts class -> (module class, plain forward without a cache)
+MODULES: dict[type, tuple[Any, Any]] = {
+    AttentionFacts: (attention.Attention, attention.reference),
+    MLPFacts: (mlp.MLP, mlp.reference),
+}
+# facts class of a layer with a mechanism of its own -> (layer class, plain forward)
+LAYERS: dict[type, tuple[Any, Any]] = {}
+
+
+def build(facts: Any, source: Scope, hidden: int, place: Place) -> Any:
+    """The module that runs `facts`: called with ([T, hidden], StepContext) it returns [T, hidden]."""
+    return MODULES[type(facts)][0](facts, source, hidden, place)
+
+
+def num_parts(facts: Any) -> int:
+    """How many parts of a layer's cache the module of `facts` has."""
+    return MODULES[type(facts)][0].num_parts
+
+
+def reference(facts: Any, weights: Names, x: Tensor, whole: WholeContext) -> Tensor:
+    """The module of `facts` in plain torch over a whole sequence [T, hidden], without a cache."""
+    return MODULES[type(facts)][1](facts, weights, x, whole)

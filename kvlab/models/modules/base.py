@@ -1,0 +1,127 @@
+"""What every module gets: its place in the cache, and the step it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlab.models.facts import RopeFacts
+from kvlab.models.rope import inverse_frequencies, rope_tables
+from kvlab.ops.batch import AttentionBatch
+from kvlab.specs.layout import part_groups
+from kvlab.specs.model import ModelSpec
+from kvlab.specs.parts import Shared
+
+Views = Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module's entries lie: its layer, and the first of the layer's parts that is its own."""
+
+    layer: int
+    part: int = 0
+
+
+class Positions:
+    """Angles of every rotary rule of a model, by rule; frequencies are computed once."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._frequencies: dict[tuple[RopeFacts, int], Tensor] = {}
+
+    def angles(self, positions: Tensor, rope: RopeFacts, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, dim / 2] of `positions` [T] under `rope`."""
+        key = (rope, head_dim)
+        if key not in self._frequencies:
+            self._frequencies[key] = inverse_frequencies(rope, head_dim, self._dtype).to(self._device)
+        return rope_tables(positions, self._frequencies[key], self._dtype, rope.attention_factor)
+
+
+class PageMap:
+    """Which block table and which views belong to each part of each layer; a shared part has its source's."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._groups = part_groups(spec)
+        self._sources = {
+            (layer.index, i): part.source
+            for layer in spec.layers
+            for i, part in enumerate(layer.parts)
+            if isinstance(part, Shared)
+        }
+
+    def owner(self, place: Place, part: int = 0) -> tuple[int, int]:
+        """(layer, part) of the entries that the module at `place` reads as its part number `part`."""
+        key = (place.layer, place.part + part)
+        return (self._sources[key], part) if key in self._sources else key
+
+    def group(self, owner: tuple[int, int]) -> int:
+        """The index of the block table of a part that owns entries."""
+        return self._groups[owner]
+
+
+@dataclass
+class StepContext:
+    """One step, as modules see it.
+
+    Attributes:
+        ids: int64 [T]. positions: int64 [T].
+        batches: one per block table. views: views of the cache, [layer][part].
+        memory: what a layer leaves for later layers of the same step, under names of the family's own.
+    """
+
+    ids: Tensor
+    batches: Sequence[AttentionBatch]
+    views: Views
+    pages: PageMap
+    rotary: Positions
+    memory: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of each row in its sequence, int64 [T]."""
+        return self.batches[0].positions
+
+    def part(self, place: Place, part: int = 0) -> tuple[Any, AttentionBatch]:
+        """(views, batch) of a part of the module at `place`."""
+        owner = self.pages.owner(place, part)
+        return self.views[owner[0]][owner[1]], self.batches[self.pages.group(owner)]
+
+    def angles(self, rope: RopeFacts, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, dim / 2] of the step's rows, computed once a step."""
+        key = ("angles", rope, head_dim)
+        if key not in self.memory:
+            self.memory[key] = self.rotary.angles(self.positions, rope, head_dim)
+        return self.memory[key]
+
+
+@dataclass
+class WholeContext:
+    """One whole sequence without a cache, as the plain forward of each module sees it.
+
+    Attributes:
+        ids: int64 [T], from the sequence's start.
+        layer: index of the layer that runs.
+        memory: what a layer leaves for later layers, under names of the family's own.
+    """
+
+    ids: Tensor
+    layer: int = 0
+    memory: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> Tensor:
+        """0 .. T - 1."""
+        return torch.arange(len(self.ids), device=self.ids.device)
+
+    def angles(self, rope: RopeFacts, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, dim / 2]."""
+        frequencies = inverse_frequencies(rope, head_dim, dtype)
+        return rope_tables(self.positions, frequencies, dtype, rope.attention_factor)
+
+
+Reference = Callable[[Any, Any, Tensor, WholeContext], Tensor]
