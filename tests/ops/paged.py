@@ -30,9 +30,9 @@ class Paged:
     values: list[torch.Tensor]
 
 
-def poisoned_views(fmt: str, heads: int, head_dim: int, block_size: int, pages: int) -> PageViews:
+def poisoned_views(fmt: str, heads: int, head_dim: int, block_size: int, pages: int, value_dim: int = 0) -> PageViews:
     """Views of a pool in which every byte is 255: NaN in every float format, and in the scales of int8."""
-    layout = page_layout(Attention(heads, head_dim, head_dim, get_format(fmt)), block_size)
+    layout = page_layout(Attention(heads, head_dim, value_dim or head_dim, get_format(fmt)), block_size)
     return page_views(torch.full((pages, layout.page_bytes), 255, dtype=torch.uint8), layout)
 
 
@@ -48,24 +48,31 @@ def shuffled_table(seq_lens: list[int], block_size: int, generator: torch.Genera
 
 
 def fill(
-    fmt: str, shape: tuple[int, int, int], lens: tuple[list[int], list[int]], padded_rows: int = 0, seed: int = 0
+    fmt: str,
+    shape: tuple[int, int, int],
+    lens: tuple[list[int], list[int]],
+    padded_rows: int = 0,
+    seed: int = 0,
+    value_dim: int = 0,
 ) -> Paged:
     """Sequences stored one value at a time, without the operation under test.
 
     Args:
         shape: (Hkv, D, block_size).
         lens: (query_lens, seq_lens).
+        value_dim: values of a value row, where not D.
     """
     heads, head_dim, block_size = shape
     query_lens, seq_lens = lens
     generator = torch.Generator().manual_seed(seed)
     table = shuffled_table(seq_lens, block_size, generator)
-    views = poisoned_views(fmt, heads, head_dim, block_size, sum(-(-n // block_size) for n in seq_lens) + 4)
+    pages = sum(-(-n // block_size) for n in seq_lens) + 4
+    views = poisoned_views(fmt, heads, head_dim, block_size, pages, value_dim)
     keys, values = [], []
     for b, n in enumerate(seq_lens):
-        new = torch.randn(2, n, heads, head_dim, generator=generator, dtype=torch.float64)
         stored = []
-        for rows, codes, scales in ((new[0], views.k, views.k_scale), (new[1], views.v, views.v_scale)):
+        for codes, scales in ((views.k, views.k_scale), (views.v, views.v_scale)):
+            rows = torch.randn(n, heads, codes.shape[3], generator=generator, dtype=torch.float64)
             encoded, scale = get_codec(fmt).encode(rows)
             stored.append(get_codec(fmt).decode(encoded, scale).double())
             for t in range(n):
@@ -79,20 +86,34 @@ def fill(
     return Paged(views, batch, keys, values)
 
 
-def oracle(query: torch.Tensor, paged: Paged, scale: float, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
-    """Attention [T, Hq, D] in fp64, one query and head after the other; rows of no sequence are 0."""
-    out = torch.zeros(query.shape, dtype=torch.float64)
+def oracle(
+    query: torch.Tensor,
+    paged: Paged,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    chunk: int = 0,
+    sinks: torch.Tensor | None = None,
+    alibi: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention [T, Hq, Dv] in fp64, one query and head after the other; rows of no sequence are 0."""
+    out = torch.zeros(*query.shape[:2], paged.views.v.shape[3], dtype=torch.float64)
     starts = paged.batch.query_start_loc.tolist()
     share = query.shape[1] // paged.views.k.shape[1]
     for b, (key, value) in enumerate(zip(paged.keys, paged.values, strict=True)):
         for row in range(starts[b], starts[b + 1]):
             position = len(key) - (starts[b + 1] - row)
             low = max(0, position - window + 1) if window else 0
+            low = max(low, position - position % chunk) if chunk else low
             for h in range(query.shape[1]):
                 scores = key[low : position + 1, h // share] @ query[row, h].double() * scale
                 if softcap:
                     scores = softcap * torch.tanh(scores / softcap)
-                out[row, h] = scores.softmax(0) @ value[low : position + 1, h // share]
+                if alibi is not None:
+                    scores += alibi[h].double() * (torch.arange(low, position + 1) - position)
+                powers = (scores - scores.max()).exp()
+                total = powers.sum() + (0 if sinks is None else (sinks[h].double() - scores.max()).exp())
+                out[row, h] = powers / total @ value[low : position + 1, h // share]
     return out
 
 

@@ -26,6 +26,10 @@ OPTIONS = {
     "block_size": [16, 1, 7],
     "window": [0, 1, 6, 100],
     "softcap": [0.0, 1.5, 50.0],
+    "chunk": [0, 8, 3],
+    "sinks": [False, True],
+    "alibi": [False, True],
+    "value_dim": [0, 12],
     "mix": list(MIXES),
 }
 
@@ -43,9 +47,11 @@ def case_id(case: dict) -> str:
 def check(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, case["backend"])
     num_heads, kv_heads = case["heads"]
-    paged = fill(case["fmt"], (kv_heads, case["head_dim"], case["block_size"]), MIXES[case["mix"]], padded_rows=3)
+    shape = (kv_heads, case["head_dim"], case["block_size"])
+    paged = fill(case["fmt"], shape, MIXES[case["mix"]], padded_rows=3, value_dim=case["value_dim"])
     query = torch.randn(paged.batch.num_tokens, num_heads, case["head_dim"])
-    options = {"scale": 2 * case["head_dim"] ** -0.5, "window": case["window"], "softcap": case["softcap"]}
+    options = {"scale": 2 * case["head_dim"] ** -0.5, **{k: case[k] for k in ("window", "softcap", "chunk")}}
+    options |= {k: torch.randn(num_heads) if case[k] else None for k in ("sinks", "alibi")}
     out = paged_attention(query, paged.views, paged.batch, **options)
     assert_close(case_id(case), oracle(query, paged, **options), out, "fp32")
     assert (out[-3:] == 0).all(), "padded rows must give zeros"
@@ -113,6 +119,35 @@ def test_pages_before_the_window_may_be_gone(backend: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_pages_before_the_chunk_may_be_gone_and_a_sink_takes_its_share(backend: str, monkeypatch) -> None:
+    use(monkeypatch, backend)
+    paged = fill("fp32", (2, 16, 4), ([1, 3, 2], [31, 27, 17]))
+    query, sinks = torch.randn(6, 4, 16), torch.tensor([-3.0, 0.0, 2.0, 30.0])
+    expected = oracle(query, paged, 0.5, chunk=8, sinks=sinks)
+    # chunks begin at 24 (both first sequences) and at 8 and 16: what lies before belongs to nobody
+    paged.batch.block_table[:2, :6] = 0
+    paged.batch.block_table[2, :2] = 0
+    out = paged_attention(query, paged.views, paged.batch, scale=0.5, chunk=8, sinks=sinks)
+    assert_close("chunks", expected, out, "fp32")
+    assert out[:, 3].abs().max() < 1e-9, "a sink far above every score leaves the values nothing"
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_every_rule_at_once_in_fp64(backend: str, monkeypatch) -> None:
+    use(monkeypatch, backend)
+    paged = fill("fp64", (2, 24, 5), ([1, 7], [13, 9]), padded_rows=1, value_dim=9)
+    query, vectors = torch.randn(9, 6, 24, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
+    options = {"window": 6, "softcap": 3.0, "chunk": 8, "sinks": vectors[0], "alibi": vectors[1]}
+    out = paged_attention(query, paged.views, paged.batch, scale=0.3, **options)
+    assert out.shape == (9, 6, 9) and (out[8] == 0).all()
+    assert_close("fp64", oracle(query, paged, 0.3, **options), out, "fp64")
+    for name in options:
+        fewer = paged_attention(query, paged.views, paged.batch, scale=0.3, **{**options, name: type(options[name])(0)
+                                if name not in ("sinks", "alibi") else None})  # fmt: skip
+        assert not torch.allclose(fewer, out, rtol=1e-3), f"{name} changes nothing"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_sequences_without_tokens_are_zeros_and_touch_nothing(backend: str, monkeypatch) -> None:
     use(monkeypatch, backend)
     paged = fill("fp32", (1, 16, 4), ([1, 1, 1], [9, 1, 3]))
@@ -154,9 +189,21 @@ def test_softcap_changes_the_result(monkeypatch) -> None:
     assert not any(torch.allclose(a, b, rtol=1e-3) for a, b in zip(results, results[1:] + results[:1], strict=True))
 
 
-@pytest.mark.parametrize("changes", [{"window": -1}, {"softcap": -2.0}, {"heads": 4}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"window": -1},
+        {"softcap": -2.0},
+        {"chunk": -3},
+        {"heads": 4},
+        {"sinks": torch.ones(3)},
+        {"alibi": torch.ones(1)},
+    ],
+)
 def test_wrong_arguments_are_refused(changes: dict) -> None:
     paged = fill("fp32", (3, 16, 4), ([1], [5]))
     query = torch.randn(1, changes.pop("heads", 6), 16)
-    with pytest.raises(ValueError, match=r"window|query heads 4: must be a multiple of the 3 KV heads"):
+    with pytest.raises(
+        ValueError, match=r"must not be negative|each of 6 heads|query heads 4: must be a multiple of the 3"
+    ):
         paged_attention(query, paged.views, paged.batch, scale=1.0, **changes)

@@ -30,12 +30,12 @@ def use(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("head_dim", [64, 20])
-def test_rows_land_in_their_slots_and_nowhere_else(backend: str, fmt: str, head_dim: int, monkeypatch) -> None:
+@pytest.mark.parametrize("widths", [(64, 64), (20, 20), (24, 17)], ids=str)
+def test_rows_land_in_their_slots_and_nowhere_else(backend: str, fmt: str, widths, monkeypatch) -> None:
     use(monkeypatch, backend)
-    views = poisoned_views(fmt, 3, head_dim, 5, pages=6)
+    views = poisoned_views(fmt, 3, widths[0], 5, pages=6, value_dim=widths[1])
     slots = torch.tensor([4 * 5 + 4, -1, 2 * 5 + 0, 5 * 5 + 3, -1])
-    key, value = torch.randn(2, 5, 3, head_dim)
+    key, value = torch.randn(5, 3, widths[0]), torch.randn(5, 3, widths[1])
     write_kv(key, value, views, slots)
     touched = torch.zeros(6, 5, dtype=torch.bool)
     for t, slot in enumerate(slots.tolist()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.ops.attention import reference, torch_
+from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.dispatch import backend
 from kvlab.ops.views import PageViews
@@ -18,38 +19,55 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
+    sinks: torch.Tensor | None = None,
+    alibi: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of each token over its sequence's pages up to itself, [T, Hq, D] in query's dtype.
+    """Attention of each token over its sequence's pages up to itself, [T, Hq, Dv] in query's dtype.
 
     The token at position t sees positions max(0, t - window + 1) .. t. Only entries of live tokens are read:
     not the null page, not a slot behind the sequence's end. Padded rows give zeros. Sums run in fp32 (fp64 for fp64).
 
     Args:
         query: [T, Hq, D], Hq a multiple of Hkv; query head h reads KV head h // (Hq / Hkv).
-        views: the layer's pages, already holding the step's own tokens.
+        views: the layer's pages, already holding the step's own tokens; keys have D values, values Dv.
         batch: the step.
         scale: factor on the scores, usually D ** -0.5.
         window: tokens a query sees, itself included; 0 means all.
         softcap: cap; scores become cap * tanh(score / cap), before masking; 0 means none.
-        out: where to write the result, [T, Hq, D] contiguous.
+        chunk: a query at t sees from (t // chunk) * chunk on; 0 means from the start.
+        sinks: [Hq], one more score per query head in the softmax's denominator, with no value; not scaled or capped.
+        alibi: [Hq], slopes; slope * (key position - query position) is added to the scaled and capped score.
+        out: where to write the result, [T, Hq, Dv] contiguous.
 
     Raises:
-        ValueError: Hq is not a multiple of Hkv, or a negative window or softcap.
+        ValueError: Hq is not a multiple of Hkv; a negative window, softcap or chunk; sinks or slopes not one per head.
     """
-    num_kv_heads = views.k.shape[1]
-    if query.shape[1] % num_kv_heads:
-        raise ValueError(f"query heads {query.shape[1]}: must be a multiple of the {num_kv_heads} KV heads")
-    if window < 0 or softcap < 0:
-        raise ValueError(f"window {window}, softcap {softcap}: must not be negative")
-    out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
+    rules = Rules(scale, window, softcap, chunk, sinks, alibi)
+    _check(query, views, rules)
+    if out is None:
+        out = query.new_empty((*query.shape[:2], views.v.shape[3]))
     name = backend(query)
     if name == "reference":
-        reference.paged_attention(query, views, batch, scale, window, softcap, out)
-    elif name == "torch":
-        torch_.paged_attention(query, views, batch, scale, window, softcap, out)
+        reference.paged_attention(query, views, batch, rules, out)
+    elif name == "torch" or chunk or sinks is not None or alibi is not None or views.k.shape[3] != views.v.shape[3]:
+        torch_.paged_attention(query, views, batch, rules, out)
     else:
         from kvlab.ops.attention import cpu
 
         cpu.paged_attention(query, views, batch, scale, window, softcap, out)
     return out
+
+
+def _check(query: torch.Tensor, views: PageViews, rules: Rules) -> None:
+    num_heads, num_kv_heads = query.shape[1], views.k.shape[1]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"query heads {num_heads}: must be a multiple of the {num_kv_heads} KV heads")
+    if rules.window < 0 or rules.softcap < 0 or rules.chunk < 0:
+        raise ValueError(f"window {rules.window}, softcap {rules.softcap}, chunk {rules.chunk}: must not be negative")
+    for name, vector in (("sinks", rules.sinks), ("alibi", rules.alibi)):
+        if vector is not None and vector.shape != (num_heads,):
+            raise ValueError(
+                f"{name} of shape {tuple(vector.shape)}: must hold one value for each of {num_heads} heads"
+            )

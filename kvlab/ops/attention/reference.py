@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.views import PageViews
 from kvlab.quant import get_codec
 
 
 def paged_attention(
-    query: torch.Tensor,
-    views: PageViews,
-    batch: AttentionBatch,
-    scale: float,
-    window: int,
-    softcap: float,
-    out: torch.Tensor,
+    query: torch.Tensor, views: PageViews, batch: AttentionBatch, rules: Rules, out: torch.Tensor
 ) -> None:
     """See `kvlab.ops.attention.paged_attention`; writes to `out`."""
     starts = batch.query_start_loc.tolist()
@@ -26,28 +21,28 @@ def paged_attention(
         first = end - (rows.stop - rows.start)  # position of the sequence's first query
         if end == 0 or first == end:
             continue
-        low = max(0, first - window + 1) if window else 0
+        low = rules.lowest(first)
         key, value = gather(views, batch.block_table[b], low, end, query)
-        q_pos = torch.arange(first, end, device=query.device)[:, None]
-        k_pos = torch.arange(low, end, device=query.device)[None, :]
-        hidden = k_pos > q_pos
-        if window:
-            hidden |= k_pos <= q_pos - window
-        out[rows] = dense_attention(query[rows], key, value, hidden, scale, softcap).to(out.dtype)
+        out[rows] = attend(query[rows], key, value, (first, low), rules).to(out.dtype)
 
 
-def dense_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor, scale: float, softcap: float
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, begin: tuple[int, int], rules: Rules
 ) -> torch.Tensor:
-    """Attention [T, Hq, D] of query [T, Hq, D] over key, value [Hkv, S, D]; `hidden` [T, S] is not seen."""
+    """Attention [T, Hq, Dv] of query [T, Hq, D] over key [Hkv, S, D] and value [Hkv, S, Dv].
+
+    Args:
+        begin: positions of the first query and of the first key.
+    """
     rows, num_heads, head_dim = query.shape
-    q = query.to(key.dtype).transpose(0, 1).reshape(key.shape[0], -1, head_dim)  # [Hkv, Hq / Hkv * T, D]
-    scores = (q @ key.transpose(1, 2)).view(num_heads, rows, -1) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
-    result = weights.view(key.shape[0], -1, key.shape[1]) @ value
-    return result.view(num_heads, rows, head_dim).transpose(0, 1)
+    kv_heads, tokens, _ = key.shape
+    q = query.to(key.dtype).transpose(0, 1).reshape(kv_heads, -1, head_dim)  # [Hkv, Hq / Hkv * T, D]
+    products = (q @ key.transpose(1, 2)).view(num_heads, rows, tokens)
+    q_pos = torch.arange(begin[0], begin[0] + rows, device=query.device)[:, None]
+    k_pos = torch.arange(begin[1], begin[1] + tokens, device=query.device)[None, :]
+    weights = rules.weights(products, rules.seen(q_pos, k_pos), k_pos - q_pos)
+    result = weights.view(kv_heads, -1, tokens) @ value
+    return result.view(num_heads, rows, -1).transpose(0, 1)
 
 
 def gather(
@@ -66,3 +61,14 @@ def gather(
         return decode(picked, picked_scales).to(dtype).transpose(0, 1)
 
     return rows(views.k, views.k_scale), rows(views.v, views.v_scale)
+
+
+def dense_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor, scale: float, softcap: float
+) -> torch.Tensor:
+    """Attention [T, Hq, D] of query [T, Hq, D] over key, value [Hkv, S, D]; `hidden` [T, S] is not seen."""
+    rows, num_heads, head_dim = query.shape
+    q = query.to(key.dtype).transpose(0, 1).reshape(key.shape[0], -1, head_dim)
+    products = (q @ key.transpose(1, 2)).view(num_heads, rows, -1)
+    weights = Rules(scale, softcap=softcap).weights(products, ~hidden, hidden)
+    return (weights.view(key.shape[0], -1, key.shape[1]) @ value).view(num_heads, rows, -1).transpose(0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.views import PageViews
 from kvlab.quant import get_codec
@@ -12,32 +13,28 @@ QUERY_BLOCK = 128  # query tokens of a sequence whose scores exist at one time
 
 
 def paged_attention(
-    query: torch.Tensor,
-    views: PageViews,
-    batch: AttentionBatch,
-    scale: float,
-    window: int,
-    softcap: float,
-    out: torch.Tensor,
+    query: torch.Tensor, views: PageViews, batch: AttentionBatch, rules: Rules, out: torch.Tensor
 ) -> None:
     """See `kvlab.ops.attention.paged_attention`; writes to `out`. Loops over host integers of the batch only."""
     rows = query.shape[0]
-    padded = query.new_zeros((rows + 1, *query.shape[1:]))  # one more row takes what belongs nowhere
+    padded = out.new_zeros((rows + 1, *out.shape[1:]))  # one more row takes what belongs nowhere
     decodes, longest = batch.num_decodes, batch.max_query_len
     if decodes:
-        _sequences(query, views, batch, slice(0, decodes), 0, 1, (scale, window, softcap), padded)
+        _sequences(query, views, batch, (slice(0, decodes), 0, 1), rules, padded)
     if decodes < batch.num_seqs:
         for first in range(0, longest, QUERY_BLOCK):
             count = min(QUERY_BLOCK, longest - first)
-            _sequences(
-                query, views, batch, slice(decodes, batch.num_seqs), first, count, (scale, window, softcap), padded
-            )
+            _sequences(query, views, batch, (slice(decodes, batch.num_seqs), first, count), rules, padded)
     out.copy_(padded[:rows])
 
 
-def _sequences(query, views, batch, which, first, count, options, padded) -> None:
-    """Attention of query tokens first .. first + count - 1 of the sequences `which`, into `padded` [T + 1, Hq, D]."""
-    scale, window, softcap = options
+def _sequences(query, views, batch, which, rules: Rules, padded) -> None:
+    """Attention of some query tokens of some sequences, into `padded` [T + 1, Hq, Dv].
+
+    Args:
+        which: (slice of the sequences, first query token of each, count of query tokens).
+    """
+    which, first, count = which
     starts = batch.query_start_loc.long()
     begin, stop = starts[:-1][which, None], starts[1:][which, None]
     seq_lens = batch.seq_lens[which].long()[:, None]
@@ -55,11 +52,14 @@ def _sequences(query, views, batch, which, first, count, options, padded) -> Non
     dtype = torch.promote_types(query.dtype, torch.float32)
     key = _gather(views.format, views.k, views.k_scale, table, key_live).to(dtype)
     value = _gather(views.format, views.v, views.v_scale, table, key_live).to(dtype)
-    seen = (k_pos <= position[..., None]) & key_live[:, None] & live[..., None]  # [b, count, S]
-    if window:
-        seen &= k_pos > position[..., None] - window
-    result = _dense(q.to(dtype), key, value, seen, scale, softcap)
-    padded.index_put_((torch.where(live, row, spare),), result.to(padded.dtype))
+    seen = rules.seen(position[..., None], k_pos) & key_live[:, None] & live[..., None]  # [b, count, S]
+    b, _, num_heads, head_dim = q.shape
+    kv_heads = key.shape[1]
+    grouped = q.to(dtype).transpose(1, 2).reshape(b, kv_heads, -1, head_dim)
+    products = (grouped @ key.transpose(2, 3)).view(b, num_heads, count, -1)
+    weights = rules.weights(products, seen[:, None], (k_pos - position[..., None])[:, None])
+    result = (weights.view(b, kv_heads, -1, weights.shape[-1]) @ value).view(b, num_heads, count, -1)
+    padded.index_put_((torch.where(live, row, spare),), result.transpose(1, 2).to(padded.dtype))
 
 
 def _gather(fmt: str, codes, scales, table: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
@@ -68,19 +68,3 @@ def _gather(fmt: str, codes, scales, table: torch.Tensor, live: torch.Tensor) ->
     rows = get_codec(fmt).decode(picked, None if scales is None else scales[table])  # [b, n, Hkv, P, D]
     rows = rows.transpose(1, 2).flatten(2, 3)
     return torch.where(live[:, None, :, None], rows, 0)
-
-
-def _dense(q, key, value, seen, scale: float, softcap: float) -> torch.Tensor:
-    """Attention [b, count, Hq, D] of q [b, count, Hq, D]; a query that sees nothing gives 0."""
-    b, count, num_heads, head_dim = q.shape
-    kv_heads = key.shape[1]
-    grouped = q.transpose(1, 2).reshape(b, kv_heads, -1, head_dim)
-    scores = (grouped @ key.transpose(2, 3)).view(b, num_heads, count, -1) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    seen = seen[:, None]
-    # finite, so that a row that sees nothing stays finite; its weights are then set to exactly 0
-    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(dim=-1).masked_fill(~seen, 0)
-    result = weights.view(b, kv_heads, -1, weights.shape[-1]) @ value
-    return result.view(b, num_heads, count, head_dim).transpose(1, 2)

@@ -13,14 +13,14 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, views: PageViews, slot_mapp
     """Encodes `key` and `value` and writes row t to slot `slot_mapping[t]`; changes `views` in place.
 
     Args:
-        key, value: [T, Hkv, D], any float type.
+        key, value: [T, Hkv, D] and [T, Hkv, Dv], any float type.
         views: the layer's pages.
         slot_mapping: int64 [T], page * block_size + offset; a row with -1 writes nothing. Slots differ.
     """
     name = backend(key)
     if name == "reference":
         reference.write_kv(key, value, views, slot_mapping)
-    elif name == "torch":
+    elif name == "torch" or key.shape[2] != value.shape[2]:
         torch_.write_kv(key, value, views, slot_mapping)
     else:
         from kvlab.ops.write_kv import cpu

@@ -16,7 +16,16 @@ def ratio(of: Check, to: Check) -> Value:
     top, bottom = run(of), run(to)
     others = tuple(a / b for a, b in zip(top.other_readings, bottom.other_readings, strict=False))
     number = top.number / bottom.number
-    return Value(number, f"{top.short} / {bottom.short} = {number:,.3g}", others)
+    shown = f"{number:,.0f}" if number >= 1000 else f"{number:,.3g}"
+    return Value(number, f"{top.short} / {bottom.short} = {shown}", others)
+
+
+@check
+def saved(of: Check, to: Check) -> Value:
+    """The share by which one check's number is smaller than another's."""
+    top, bottom = run(of), run(to)
+    number = 1 - top.number / bottom.number
+    return Value(number, f"{top.short} is {100 * number:,.1f} % less than {bottom.short}")
 
 
 @check

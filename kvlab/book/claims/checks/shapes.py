@@ -25,7 +25,14 @@ def model_spec(name: str, kv_dtype: str = "bf16", change: dict[str, Any] | None 
 @cache
 def _model(name: str, kv_dtype: str, change: str) -> ModelSpec:
     target = resolve(name)
-    return from_config(target.config | json.loads(change), name=target.name, kv_format=kv_dtype)
+    return from_config(changed(target.config, json.loads(change)), name=target.name, kv_format=kv_dtype)
+
+
+def changed(config: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """The config with fields replaced, those of the text decoder where the config wraps one."""
+    if isinstance(config.get("text_config"), dict):
+        return config | {"text_config": config["text_config"] | change}
+    return config | change
 
 
 def token_readings(tokens: str | int) -> tuple[int, int]:
@@ -45,10 +52,16 @@ def bytes_per_token(model: str, kv_dtype: str = "bf16", change: dict[str, Any] |
 
 
 @check
-def sequence_bytes(model: str, tokens: str | int, kv_dtype: str = "bf16", sequences: int = 1) -> Value:
-    """Bytes of the cache of `sequences` sequences of `tokens` tokens."""
+def sequence_bytes(
+    model: str,
+    tokens: str | int,
+    kv_dtype: str = "bf16",
+    sequences: int = 1,
+    change: dict[str, Any] | None = None,
+) -> Value:
+    """Bytes of the cache of `sequences` sequences of `tokens` tokens; `change` replaces fields of the config."""
     exact, decimal = token_readings(tokens)
-    spec = model_spec(model, kv_dtype)
+    spec = model_spec(model, kv_dtype, change)
     number, other = (spec.bytes_at(n) * sequences for n in (exact, decimal))
     times = f"{sequences} x " if sequences > 1 else ""
     also = f"; {gb(other)} at {times}{decimal:,}" if decimal != exact else ""
