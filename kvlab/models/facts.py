@@ -104,7 +104,7 @@ class AttentionFacts:
     softcap: float = fact("scale", 0.0)
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: NormFacts | None = fact("off", None)
+    qk_norm: NormFacts | None = fact("off", None)  # noqa: RUF009
     qk_norm_wide: bool = False
     sinks: bool = fact("off", False)
     alibi: bool = fact("off", False)

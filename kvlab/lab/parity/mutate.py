@@ -31,7 +31,7 @@ def mutants(config: ModelConfig, state: State) -> Iterator[tuple[str, Mutant]]:
         state: tensors under the names that modules ask for.
     """
     for label, change in _changes(config):
-        yield label, (change(config), state)
+        yield label, (change, state)
     yield from _rotations(config, state)
     if not config.head.tied:
         yield "head tied to the embedding", (config, state | {"lm_head.weight": state["model.embed_tokens.weight"]})
@@ -40,16 +40,17 @@ def mutants(config: ModelConfig, state: State) -> Iterator[tuple[str, Mutant]]:
     yield from _tensors(config, state)
 
 
-def _changes(config: ModelConfig) -> Iterator[tuple[str, Callable[[ModelConfig], ModelConfig]]]:
-    """Every (label, change) that alters at least one record of `config`."""
+def _changes(config: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
+    """(label, changed config) for every change that alters at least one record of `config`."""
     seen = set()
     for record in _records(config):
+        kind = type(record)
         for field in dataclasses.fields(record):
-            for label, value in _alternatives(field, getattr(record, field.name)):
-                name = f"{type(record).__name__.removesuffix('Facts')}.{field.name} {label}"
+            for label, _ in _alternatives(field, getattr(record, field.name)):
+                name = f"{kind.__name__.removesuffix('Facts')}.{field.name} {label}"
                 if name not in seen:
                     seen.add(name)
-                    yield name, lambda c, k=type(record), f=field, i=label: _everywhere(c, k, f, i)
+                    yield name, _everywhere(config, kind, field, label)
 
 
 def _alternatives(field: dataclasses.Field, value: Any) -> Iterator[tuple[str, Any]]:
@@ -94,7 +95,7 @@ def _everywhere(value: Any, kind: type, field: dataclasses.Field, label: str) ->
     inner = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
     new = {name: _everywhere(item, kind, field, label) for name, item in inner.items()}
     if type(value) is kind:
-        new |= {field.name: v for found, v in _alternatives(field, inner[field.name]) if found == label}
+        new[field.name] = dict(_alternatives(field, inner[field.name])).get(label, inner[field.name])
     return replace(value, **new)  # type: ignore[type-var]
 
 

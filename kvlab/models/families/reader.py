@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlab.models.facts import RopeFacts
 from kvlab.models.modules.activation import activation
-from kvlab.specs.weights.reader import Reader, reader_of
+from kvlab.specs.weights.reader import ALIASES, Reader, reader_of
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
@@ -36,8 +36,6 @@ class ConfigReader:
         return default if value is None and not self._stated(name) else value
 
     def _stated(self, name: str) -> bool:
-        from kvlab.specs.weights.reader import ALIASES
-
         return any(key in self.config for key in (name, *ALIASES.get(name, ())))
 
     def positive(self, name: str) -> int:
@@ -47,6 +45,9 @@ class ConfigReader:
             ValueError: missing, or something else.
         """
         value = self.get(name)
+        # width and depth must stand in the file itself, unless it wraps a text model
+        if name in ("hidden_size", "num_hidden_layers") and not (self._reader.wrapped or self._stated(name)):
+            value = None
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ValueError(f"{name} {value!r}: a config.json must hold a positive whole number here")
         return value
