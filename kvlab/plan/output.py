@@ -71,7 +71,7 @@ def _policy(plan: Plan, policy: str) -> dict[str, Any]:
         "groups": [
             {
                 "name": g.name, "parts": g.parts, "block_size": g.block_size, "pages": g.pages,
-                "page_bytes": g.page_bytes, "kv_bytes": g.total, "useful_bytes": g.useful,
+                "block_bytes": g.block_bytes, "kv_bytes": g.total, "useful_bytes": g.useful,
                 "page_tail_bytes": g.page_tail, "padding_bytes": g.padding, "reserve_bytes": g.reserve,
                 "reserve_fraction": g.reserve / g.total if g.total else 0.0,
             }

@@ -56,7 +56,7 @@ class GroupBytes:
         parts: member parts (layers of that retention).
         block_size: tokens covered by a page.
         pages: pages the sequence holds at its peak.
-        page_bytes: bytes of one page over all member layers.
+        block_bytes: bytes of one page id over all its layers, as the pool gives it out.
         useful: bytes that carry data.
         page_tail: rows that no retained token fills: the last page, and windows that start inside a page.
         padding: bytes that can never carry data: alignment, pages larger than a layer needs, unpaired layers.
@@ -67,7 +67,7 @@ class GroupBytes:
     parts: int
     block_size: int
     pages: int
-    page_bytes: int
+    block_bytes: int
     useful: int
     page_tail: int = 0
     padding: int = 0
@@ -168,7 +168,7 @@ def paged_pool_bytes(groups: Sequence[Group], num_blocks_by_group: Mapping[str, 
         numbers = list(num_blocks_by_group)
         if len(numbers) != len(groups):
             raise ValueError(f"num_blocks_by_group {numbers}: must be one number for each of {len(groups)} groups")
-    return sum(g.page_bytes * n for g, n in zip(groups, numbers, strict=True))
+    return sum(g.block_bytes * n for g, n in zip(groups, numbers, strict=True))
 
 
 def default_block_size(model: ModelSpec, block_size: int = 16) -> int:
@@ -226,8 +226,8 @@ def _paged(model: ModelSpec, tokens: int, settings: PolicySettings) -> SequenceB
         padding = sum(layout.padding_bytes for layout in group.layouts) * settled
         found.append(
             GroupBytes(
-                group.name, len(parts), group.block_size, pages, group.page_bytes, useful,
-                page_tail=used - useful, padding=padding, reserve=(pages - settled) * group.page_bytes,
+                group.name, len(parts), group.block_size, pages, group.block_bytes, useful,
+                page_tail=used - useful, padding=padding, reserve=(pages - settled) * group.block_bytes,
             )
         )  # fmt: skip
     return SequenceBytes("paged", tuple(found), paged_pool_bytes(groups, [1] * len(groups)))
@@ -243,7 +243,7 @@ def bytes_function(model: ModelSpec, settings: PolicySettings) -> Callable[[int]
     if settings.policy == "ideal":
         counts = Counter(p for _, p in model.parts() if p.kind != "buffer")
         return lambda tokens: sum(n * part_bytes(p, tokens, cp) for p, n in counts.items())
-    terms = [(g, g.page_bytes, encoder_tokens(_members(model, g))) for g in group_parts(model, settings.block_size)]
+    terms = [(g, g.block_bytes, encoder_tokens(_members(model, g))) for g in group_parts(model, settings.block_size)]
     return lambda tokens: sum(
         size * paged_sequence_pages(g, local_tokens(g.retention, tokens, cp), settings.in_flight, encoder)
         for g, size, encoder in terms

@@ -105,7 +105,7 @@ def _groups(plan: Plan) -> list[str]:
     lines = []
     for g in plan.sequence().groups:
         flag = "  over half of it is reserve" if g.total and g.reserve * 2 > g.total else ""
-        lines.append(f"    group {g.name}: {g.pages:,} page{'s' * (g.pages != 1)} x {g.page_bytes:,} bytes{flag}")
+        lines.append(f"    group {g.name}: {g.pages:,} page{'s' * (g.pages != 1)} x {g.block_bytes:,} bytes{flag}")
     return lines
 
 

@@ -104,7 +104,7 @@ def test_the_allocator_reaches_the_predicted_bytes_and_never_more():
         manager.advance("a", computed)
     # 61 tokens end in 16 full pages; 8 - 1 old tokens and 6 new ones span 13 tokens, over at most 4 pages
     assert [g.pages for g in predicted.groups] == peaks == [16, 4]
-    assert predicted.total == sum(p * g.page_bytes for p, g in zip(peaks, groups, strict=True))
+    assert predicted.total == sum(p * g.block_bytes for p, g in zip(peaks, groups, strict=True))
 
 
 def test_bytes_split_into_data_tail_padding_and_reserve():
@@ -113,10 +113,10 @@ def test_bytes_split_into_data_tail_padding_and_reserve():
     full, sliding = sequence_bytes(model, 21, PolicySettings("paged", block_size=4, in_flight=9)).groups
     row = 2 * 2 * (24 + 4)
     page = 4 * 2 * 2 * (32 + 4)
-    assert (full.pages, full.page_bytes, full.total) == (6, page, 6 * page)
+    assert (full.pages, full.block_bytes, full.total) == (6, page, 6 * page)
     assert (full.useful, full.page_tail, full.padding, full.reserve) == (21 * row, 3 * row, 6 * 4 * 2 * 2 * 8, 0)
     # alone the window spans 8 tokens over at most 3 pages; with 9 in flight 16 tokens over at most 5
-    assert (sliding.pages, sliding.page_bytes) == (5, 2 * page)
+    assert (sliding.pages, sliding.block_bytes) == (5, 2 * page)
     assert sliding.useful == 2 * 8 * row
     assert sliding.page_tail == 2 * (12 - 8) * row
     assert sliding.padding == 3 * 2 * 4 * 2 * 2 * 8
@@ -147,7 +147,7 @@ def test_below_its_window_a_sliding_layer_costs_what_a_full_layer_costs(tokens):
 def test_pool_bytes_count_the_null_pages_that_are_asked_for():
     groups = group_parts(model_of(FULL, window(8), window(8)), 16)
     page = 16 * 2 * 2 * 64 * 2
-    assert [g.page_bytes for g in groups] == [page, 2 * page]
+    assert [g.block_bytes for g in groups] == [page, 2 * page]
     assert paged_pool_bytes(groups, [10, 3]) == 16 * page
     assert paged_pool_bytes(groups, {"full": 10, "sliding8": 3}) == 16 * page
     with pytest.raises(ValueError, match="one number for each of 2 groups"):
