@@ -2,6 +2,6 @@
 
 from kvlab.cache.manager import KVCacheManager, Restart
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
-from kvlab.cache.rollback import RollbackPolicy
+from kvlab.specs.rollback import RollbackPolicy
 
 __all__ = ["NULL_BLOCK", "BlockPool", "KVCacheManager", "Restart", "RollbackPolicy"]

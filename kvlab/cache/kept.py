@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvlab.cache.pool import BlockPool
-from kvlab.cache.rollback import RollbackPolicy
 from kvlab.cache.sectors import SectorPages
+from kvlab.specs.rollback import RollbackPolicy
 
 PageCopy = tuple[int, int, int]
 """(group, source page, destination page): what storage must copy."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from kvlab.cache.check import check_invariants
 from kvlab.cache.kept import KeptStates, PageCopy
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
-from kvlab.cache.rollback import NOTHING_KEPT, RollbackPolicy
 from kvlab.cache.sectors import SectorPages
 from kvlab.specs.layout import Group
-from kvlab.specs.pages import PAGED_RULES, cdiv, dead_pages, most_pages, table_pages
+from kvlab.specs.pages import PAGED_RULES, cdiv, dead_pages, table_pages
 from kvlab.specs.pools import PoolLayout, lay_out
+from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class KVCacheManager:
 
     def too_long(self, tokens: int) -> str:
         """Why a sequence of `tokens` tokens could never fit these pools, even empty ones; "" when it can."""
-        pages = self._most(tokens)
+        pages = self.layout.sequence_pages(tokens, self.in_flight, self.rollback)
         for pool, need in enumerate(self.layout.units(pages)):
             have = self.unit_pools[pool].num_blocks - 1
             if need > have and self.layout.policy == "per_kind":
@@ -94,7 +94,7 @@ class KVCacheManager:
 
     def has_room(self, tokens: int, spare: int = 0) -> bool:
         """Whether a new sequence of `tokens` tokens fits beside what is held, `spare` pages of each group left over."""
-        counts = self._most(tokens)
+        counts = self.layout.sequence_pages(tokens, self.in_flight, self.rollback)
         for g, group in enumerate(self.groups):
             # a state grows by nothing, unless copies of it are kept
             counts[g] += spare if group.retention.rule != "state" or self.rollback.most(2**31) else 0
@@ -219,13 +219,6 @@ class KVCacheManager:
         return ""
 
     # counting
-
-    def _most(self, tokens: int) -> list[int]:
-        in_flight = self.in_flight + self.rollback.slack
-        most = [most_pages(g.retention, g.block_size, tokens, in_flight) for g in self.groups]
-        for g in self.kept.pools:
-            most[g] += self.rollback.most(tokens)
-        return most
 
     def _needed(self, request_id: str, tokens: int, keep_state: bool) -> list[int]:
         tables = self.tables.get(request_id)

@@ -17,7 +17,6 @@ import torch
 
 from kvlab.cache import KVCacheManager, RollbackPolicy
 from kvlab.cache.kept import PageCopy
-from kvlab.cache.rollback import NOTHING_KEPT
 from kvlab.engine.runner import Runner
 from kvlab.engine.sampler import RowParams, sample
 from kvlab.engine.sizing import Sequences, blocks_for_bytes, default_kv_bytes
@@ -26,6 +25,7 @@ from kvlab.ops.dispatch import backend
 from kvlab.schedule import EventLog, Limits, Output, Request, SamplingParams, Scheduler, Step
 from kvlab.specs.formats import get_format
 from kvlab.specs.pools import pool_layout
+from kvlab.specs.rollback import NOTHING_KEPT
 from kvlab.specs.units import human_bytes
 
 log = logging.getLogger("kvlab.engine")

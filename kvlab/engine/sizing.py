@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from kvlab.cache.rollback import NOTHING_KEPT, RollbackPolicy
 from kvlab.schedule import Limits
-from kvlab.specs.pages import most_pages
 from kvlab.specs.pools import PoolLayout
+from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
 
 CPU_SHARE = 0.25  # of the free memory, when nothing is said: a laptop has other things to do
 GPU_SHARE = 0.85  # the rest is for activations
@@ -35,12 +34,8 @@ class Sequences:
 
     def pages(self, layout: PoolLayout, tokens: int) -> list[int]:
         """The most pages of each group that one sequence of `tokens` tokens holds."""
-        in_flight = min(self.limits.max_batched_tokens, self.limits.max_model_len) + self.rollback.slack
-        copies = self.rollback.most(tokens)
-        return [
-            most_pages(g.retention, g.block_size, tokens, in_flight) + (copies if g.retention.rule == "state" else 0)
-            for g in layout.groups
-        ]
+        in_flight = min(self.limits.max_batched_tokens, self.limits.max_model_len)
+        return layout.sequence_pages(tokens, in_flight, self.rollback)
 
 
 def blocks_for_bytes(layout: PoolLayout, kv_bytes: int, sequences: Sequences) -> tuple[int, ...]:

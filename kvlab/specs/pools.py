@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from kvlab.specs.formats import ALIGN, align
 from kvlab.specs.layout import Group, PageLayout, group_parts
 from kvlab.specs.model import ModelSpec
-from kvlab.specs.pages import cdiv
+from kvlab.specs.pages import cdiv, most_pages
+from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
 
 POOLS = ("per_kind", "unified", "sectors")
 
@@ -79,12 +80,31 @@ class PoolLayout:
             )
         return sum(n * size for n, size in zip(num_blocks, self.unit_bytes, strict=True))
 
+    def sequence_pages(self, tokens: int, in_flight: int, rollback: RollbackPolicy = NOTHING_KEPT) -> list[int]:
+        """The most pages of each group that one sequence holds on its way to `tokens` tokens, kept states included.
+
+        At most `in_flight` of its tokens are computed in a step.
+        """
+        return [
+            group_pages(g, tokens, in_flight + rollback.slack)
+            + (rollback.most(tokens) if g.retention.rule == "state" else 0)
+            for g in self.groups
+        ]
+
     def units(self, pages: Sequence[int]) -> tuple[int, ...]:
         """Units of each pool that a sequence with so many pages of each group takes when it is alone."""
         found = [0] * len(self.buffers)
         for g, count in enumerate(pages):
             found[self.pool_of(g)] += cdiv(count, self.pages_per_unit[g])
         return tuple(found)
+
+
+def group_pages(group: Group, tokens: int, in_flight: int) -> int:
+    """The most pages of `group` that one sequence holds on its way to `tokens` tokens; an encoder's are all there from
+    the start."""
+    if group.retention.rule == "encoder":
+        return cdiv(max((getattr(part, "encoder_tokens", 0) for part in group.parts), default=0), group.block_size)
+    return most_pages(group.retention, group.block_size, tokens, in_flight)
 
 
 def pool_layout(model: ModelSpec, block_size: int, pools: str = "per_kind") -> PoolLayout:

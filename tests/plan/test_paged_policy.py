@@ -7,7 +7,6 @@ from kvlab.plan.policies import (
     default_block_size,
     ideal_bytes,
     paged_pool_bytes,
-    paged_sequence_pages,
     sequence_bytes,
 )
 from kvlab.specs.formats import get_format
@@ -25,6 +24,7 @@ from kvlab.specs.parts import (
     SlidingWindow,
     StateArray,
 )
+from kvlab.specs.pools import group_pages
 
 BF16, INT8 = get_format("bf16"), get_format("int8")
 FULL = Attention(2, 64, 64, BF16)
@@ -66,7 +66,7 @@ def test_a_window_holds_exactly_the_pages_of_the_worst_walk(block_size, size, in
     rule = Retention("window", size)
     for tokens in range(1, 60):
         want = peak_by_walking(rule, block_size, tokens, in_flight)
-        assert paged_sequence_pages(group_of(rule, block_size), tokens, in_flight) == want, tokens
+        assert group_pages(group_of(rule, block_size), tokens, in_flight) == want, tokens
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
@@ -76,15 +76,16 @@ def test_a_chunk_never_holds_more_than_predicted_and_at_most_one_page_less(block
     rule = Retention("chunk", size)
     for tokens in range(1, 60):
         walked = peak_by_walking(rule, block_size, tokens, in_flight)
-        assert walked <= paged_sequence_pages(group_of(rule, block_size), tokens, in_flight) <= walked + 1, tokens
+        assert walked <= group_pages(group_of(rule, block_size), tokens, in_flight) <= walked + 1, tokens
 
 
 def test_full_state_entries_and_encoder_pages():
-    assert paged_sequence_pages(group_of(Retention("all"), 16), 33, 2048) == 3
-    assert paged_sequence_pages(group_of(Retention("state"), 16), 33, 2048) == 1
+    assert group_pages(group_of(Retention("all"), 16), 33, 2048) == 3
+    assert group_pages(group_of(Retention("state"), 16), 33, 2048) == 1
     # 4 tokens an entry, 16 tokens a page: the fifth entry, complete at 20 tokens, needs a second page
-    assert [paged_sequence_pages(group_of(Retention("stride", 4), 16), n, 8) for n in (3, 4, 19, 20)] == [0, 1, 1, 2]
-    assert paged_sequence_pages(group_of(Retention("encoder"), 16), 1, 1, encoder_tokens=17) == 2
+    assert [group_pages(group_of(Retention("stride", 4), 16), n, 8) for n in (3, 4, 19, 20)] == [0, 1, 1, 2]
+    image = CrossAttention(2, 64, 64, BF16, encoder_tokens=17)
+    assert group_pages(Group("g", Retention("encoder"), 16, (), (), (image,)), 1, 1) == 2
 
 
 def test_the_allocator_reaches_the_predicted_bytes_and_never_more():
