@@ -1,6 +1,7 @@
 """Who holds which page: the pool, the block tables. Standard library only."""
 
-from kvlab.cache.manager import KVCacheManager
+from kvlab.cache.manager import KVCacheManager, Restart
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
+from kvlab.specs.rollback import RollbackPolicy
 
-__all__ = ["NULL_BLOCK", "BlockPool", "KVCacheManager"]
+__all__ = ["NULL_BLOCK", "BlockPool", "KVCacheManager", "Restart", "RollbackPolicy"]

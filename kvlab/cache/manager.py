@@ -1,119 +1,243 @@
 """The cache manager: one block table per request and group, pages taken and given back by retention.
 
-Groups (see `kvlab.specs.layout.Group`) are parts of equal retention. Each has its own pool of page ids; a page id
-addresses that page in the buffer of each of the group's layers. A table only grows at its end; entries that no later
-query reads become null when `advance` is told how far the sequence is certain.
+Groups (see `kvlab.specs.layout.Group`) are parts of equal retention. A page id addresses that page in the buffer of
+each of the group's layers; which pool the ids come from is the pool policy's affair (`kvlab.specs.pools`). A table
+only grows at its end; entries that no later query reads become null when `advance` is told how far the sequence is
+certain. A state has a table of one entry.
 
     request -> allocate(tokens)   pages so that the first `tokens` tokens have slots, in every group or in none
             -> advance(computed)  tokens up to here are certain: pages behind a window go back
+            -> truncate(tokens)   back to an earlier length, exactly, or an error
             -> free()             everything goes back
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from kvlab.cache.check import check_invariants
+from kvlab.cache.kept import KeptStates, PageCopy
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
+from kvlab.cache.sectors import SectorPages
 from kvlab.specs.layout import Group
-from kvlab.specs.pages import PAGED_RULES, cdiv, dead_pages, most_pages
+from kvlab.specs.pages import PAGED_RULES, cdiv, dead_pages, table_pages
+from kvlab.specs.pools import PoolLayout, lay_out
+from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Where a request goes on after it was cut back: `computed` tokens are in the cache once `copies` are made."""
+
+    computed: int
+    copies: tuple[PageCopy, ...] = ()
 
 
 class KVCacheManager:
-    """Block tables of all live requests, over one pool per group.
+    """Block tables of all live requests.
 
     Args:
-        groups: what `kvlab.specs.layout.group_parts` returns.
-        num_blocks: pages of each group's pool, the null page included.
+        layout: what `kvlab.specs.pools.pool_layout` returns; groups alone get a pool each.
+        num_blocks: units of each pool, the null unit included.
         in_flight: the most tokens of one request that one step may add.
-        order: for tests and experiments, the order in which each pool hands out its blocks at first.
+        order: for tests and experiments, the order in which each pool hands out its units at first.
+        rollback: what is kept for stepping back.
 
     Raises:
-        ValueError: a retention rule that has no pages by position, or a pool too small.
+        ValueError: a retention rule without a block table, or a pool too small.
     """
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        layout: PoolLayout | Sequence[Group],
         num_blocks: Sequence[int],
         in_flight: int,
         order: Sequence[Sequence[int] | None] | None = None,
+        rollback: RollbackPolicy = NOTHING_KEPT,
     ) -> None:
-        for group in groups:
+        self.layout = layout if isinstance(layout, PoolLayout) else lay_out(layout)
+        self.groups, self.rollback = self.layout.groups, rollback
+        for group in self.groups:
             if group.retention.rule not in PAGED_RULES:
                 raise ValueError(f"group {group.name}: retention {group.retention.rule!r} is not in the engine yet")
-        self.groups = tuple(groups)
         self.in_flight = in_flight
-        self.pools = tuple(BlockPool(n, o) for n, o in zip(num_blocks, order or [None] * len(groups), strict=True))
+        num_pools = len(self.layout.buffers)
+        self.unit_pools = [BlockPool(n, o) for n, o in zip(num_blocks, order or [None] * num_pools, strict=True)]
+        self.pools = tuple(map(self._pool, range(len(self.groups))))
         self.tables: dict[str, tuple[array[int], ...]] = {}
-        # per request and group: table entries before this one (behind the sinks) are null already
+        # tokens of each request that are certain; per group, table entries (behind the sinks) that are null already
+        self.computed: dict[str, int] = {}
         self._cleared: dict[str, list[int]] = {}
+        rules = [group.retention.rule for group in self.groups]
+        self._sliding = [g for g, rule in enumerate(rules) if rule in ("window", "chunk")]
+        self.kept = KeptStates(self.rollback, {g: self.pools[g] for g, rule in enumerate(rules) if rule == "state"})
+
+    def _pool(self, group: int) -> BlockPool | SectorPages:
+        units = self.unit_pools[self.layout.pool_of(group)]
+        return SectorPages(units, self.layout.pages_per_unit[group]) if self.layout.policy == "sectors" else units
+
+    # who may come in
 
     def too_long(self, tokens: int) -> str:
         """Why a sequence of `tokens` tokens could never fit these pools, even empty ones; "" when it can."""
-        for group, pool in zip(self.groups, self.pools, strict=True):
-            need = most_pages(group.retention, group.block_size, tokens, self.in_flight)
-            if need > pool.num_blocks - 1:
-                return f"{tokens} tokens take {need} pages of group {group.name}, the pool has {pool.num_blocks - 1}"
+        pages = self.layout.sequence_pages(tokens, self.in_flight, self.rollback)
+        for pool, need in enumerate(self.layout.units(pages)):
+            have = self.unit_pools[pool].num_blocks - 1
+            if need > have and self.layout.policy == "per_kind":
+                return f"{tokens} tokens take {need} pages of group {self.groups[pool].name}, the pool has {have}"
+            if need > have:
+                unit = "sectors" if self.layout.policy == "sectors" else "pages"
+                return f"{tokens} tokens take {need} {unit} over all groups, the pool has {have}"
         return ""
 
     def has_room(self, tokens: int, spare: int = 0) -> bool:
         """Whether a new sequence of `tokens` tokens fits beside what is held, `spare` pages of each group left over."""
-        return all(
-            most_pages(group.retention, group.block_size, tokens, self.in_flight) + spare <= pool.num_free
-            for group, pool in zip(self.groups, self.pools, strict=True)
-        )
+        counts = self.layout.sequence_pages(tokens, self.in_flight, self.rollback)
+        for g, group in enumerate(self.groups):
+            # a state grows by nothing, unless copies of it are kept
+            counts[g] += spare if group.retention.rule != "state" or self.rollback.most(2**31) else 0
+        return not self._short(counts)
 
-    def missing(self, request_id: str, tokens: int) -> int:
-        """Pages short, over all groups, of giving the first `tokens` tokens slots; 0 when `allocate` will succeed."""
-        table = self.tables.get(request_id)
-        short = 0
-        for i, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            have = len(table[i]) if table else 0
-            short += max(0, cdiv(tokens, group.block_size) - have - pool.num_free)
-        return short
+    def missing(self, request_id: str, tokens: int, keep_state: bool = False) -> int:
+        """Units short, over all pools, of giving the first `tokens` tokens slots; 0 when `allocate` will succeed."""
+        return self._short(self._needed(request_id, tokens, keep_state))
 
-    def allocate(self, request_id: str, tokens: int) -> bool:
+    @property
+    def keeps_states(self) -> bool:
+        """Whether any group has states to keep."""
+        return bool(self.kept.pools)
+
+    # pages taken and given back
+
+    def allocate(self, request_id: str, tokens: int, keep_state: bool = False) -> bool:
         """Whether the request's first `tokens` tokens now have slots in every group; takes nothing when they cannot.
 
         Pages behind a window are not given to a request that starts late: the tokens of one step are computed
-        together, so they all need slots.
+        together, so they all need slots. With `keep_state` a page for a copy of the state after `tokens` tokens is
+        taken too, the oldest copy going when the policy allows no more.
         """
-        if self.missing(request_id, tokens):
+        needed = self._needed(request_id, tokens, keep_state)
+        if self._short(needed):
             return False
-        tables = self.tables.setdefault(request_id, tuple(array("i") for _ in self.groups))
-        self._cleared.setdefault(request_id, [0] * len(self.groups))
-        for group, pool, table in zip(self.groups, self.pools, tables, strict=True):
-            new = cdiv(tokens, group.block_size) - len(table)
+        if request_id not in self.tables:
+            self.tables[request_id] = tuple(array("i") for _ in self.groups)
+            self.computed[request_id], self._cleared[request_id] = 0, [0] * len(self.groups)
+        for group, pool, table in zip(self.groups, self.pools, self.tables[request_id], strict=True):
+            new = table_pages(group.retention, group.block_size, tokens) - len(table)
             if new > 0:
                 table.extend(pool.allocate(new))
+        if keep_state:
+            self.kept.take(request_id, tokens)
         return True
 
     def advance(self, request_id: str, computed: int) -> int:
         """Pages given back now that the request's first `computed` tokens are certain (processed, not to be undone)."""
         given_back = 0
         tables, cleared = self.tables[request_id], self._cleared[request_id]
-        for i, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            dead = dead_pages(group.retention, group.block_size, computed)
-            start = max(cleared[i], dead.start)
+        self.computed[request_id] = computed
+        certain = max(0, computed - self.rollback.slack)
+        for g in self._sliding:
+            group = self.groups[g]
+            dead = dead_pages(group.retention, group.block_size, certain)
+            start = max(cleared[g], dead.start)
             if start >= dead.stop:
                 continue
-            pages = tables[i][start : dead.stop]
-            tables[i][start : dead.stop] = array("i", [NULL_BLOCK]) * len(pages)
-            pool.free(pages)
-            cleared[i] = dead.stop
+            pages = tables[g][start : dead.stop]
+            tables[g][start : dead.stop] = array("i", [NULL_BLOCK]) * len(pages)
+            self.pools[g].free(pages)
+            cleared[g] = dead.stop
             given_back += len(pages)
         return given_back
 
     def free(self, request_id: str) -> int:
         """Pages given back by forgetting the request; 0 when it holds none."""
-        tables = self.tables.pop(request_id, ())
-        self._cleared.pop(request_id, None)
-        before = self.num_free
-        for pool, table in zip(self.pools, tables, strict=False):
+        given_back = self.kept.drop_after(request_id)
+        for pool, table in zip(self.pools, self.tables.pop(request_id, ()), strict=False):
             pool.free(table)
-        return self.num_free - before
+            given_back += len(table) - table.count(NULL_BLOCK)
+        self.computed.pop(request_id, None)
+        self._cleared.pop(request_id, None)
+        return given_back
+
+    def copies_for(self, request_id: str, tokens: int) -> tuple[PageCopy, ...]:
+        """The page copies that keep the state now that the request has `tokens` tokens; () when none is to be kept."""
+        return self.kept.copies(request_id, tokens, self.tables[request_id], restore=False)
+
+    # back to an earlier length
+
+    def truncate(self, request_id: str, tokens: int) -> Restart:
+        """Where the request goes on after it was cut back to its first `tokens` tokens.
+
+        What it holds then is what a fresh sequence of `Restart.computed` tokens holds, once the copies are made. That
+        is fewer than `tokens` where a state goes back to its newest copy: the tokens between are to be computed again.
+
+        Raises:
+            ValueError: longer than what is computed; pages behind a window that the shorter sequence needs went back;
+                no copy of a state is old enough. Nothing has changed then.
+        """
+        computed, tables = self.computed[request_id], self.tables[request_id]
+        if not 0 <= tokens <= computed:
+            raise ValueError(f"tokens {tokens}: must be from 0 to the {computed} that request {request_id} has")
+        stale = self._stale(computed, tokens)
+        start = self._restart(request_id, tokens, stale)
+        self.kept.drop_after(request_id, start)
+        copies = self.kept.copies(request_id, start, tables, restore=True) if stale else ()
+        for group, pool, table in zip(self.groups, self.pools, tables, strict=True):
+            keep = table_pages(group.retention, group.block_size, start)
+            pool.free(table[keep:])
+            del table[keep:]
+        self.computed[request_id] = start
+        return Restart(start, copies)
+
+    def _restart(self, request_id: str, tokens: int, stale: str) -> int:
+        """The longest length up to `tokens` from which the request can go on."""
+        start = tokens
+        if stale:
+            lengths = [n for n in self.kept.lengths(request_id) if n <= tokens]
+            # no tokens, no state: that copy costs nothing
+            lengths += [0] if self.rollback.checkpoint_tokens or not tokens else []
+            if not lengths:
+                raise ValueError(
+                    f"tokens {tokens}: group {stale} has seen {self.computed[request_id]} tokens, and no copy of it "
+                    f"after {tokens} or fewer was kept"
+                )
+            start = max(lengths)
+        for g in self._sliding:
+            group, cleared = self.groups[g], self._cleared[request_id][g]
+            if dead_pages(group.retention, group.block_size, start).stop < cleared:
+                gone = cleared * group.block_size
+                raise ValueError(f"tokens {tokens}: group {group.name} gave back its pages of the first {gone} tokens")
+        return start
+
+    def _stale(self, computed: int, tokens: int) -> str:
+        """The name of a state group whose state after `computed` tokens does not serve after `tokens`; "" if none."""
+        for g in self.kept.pools:
+            if max((part.earliest(computed) for part in self.groups[g].parts), default=0) > tokens:
+                return self.groups[g].name
+        return ""
+
+    # counting
+
+    def _needed(self, request_id: str, tokens: int, keep_state: bool) -> list[int]:
+        tables = self.tables.get(request_id)
+        counts = []
+        for g, group in enumerate(self.groups):
+            have = len(tables[g]) if tables else 0
+            counts.append(max(0, table_pages(group.retention, group.block_size, tokens) - have))
+        for g in self.kept.pools if keep_state else ():
+            counts[g] += self.kept.extra_pages(request_id, tokens)
+        return counts
+
+    def _short(self, pages: Sequence[int]) -> int:
+        """Units short, over all pools, of so many more pages of each group."""
+        need = [0] * len(self.unit_pools)
+        for g, count in enumerate(pages):
+            pool = self.pools[g]
+            if count:
+                need[self.layout.pool_of(g)] += cdiv(max(0, count - pool.num_open), pool.pages_per_unit)
+        return sum(max(0, n - units.num_free) for n, units in zip(need, self.unit_pools, strict=True))
 
     def block_table(self, request_id: str, group: int = 0) -> array[int]:
         """The request's table in that group: page ids by position, 0 where nothing is held. Not to be changed."""
@@ -122,9 +246,13 @@ class KVCacheManager:
     def slot_mapping(self, request_id: str, start: int, end: int, group: int = 0) -> list[int]:
         """Slots (page * block_size + offset) of the tokens at positions start .. end - 1.
 
+        Where a token has no slot of its own, in states and in entries of several tokens, all are -1.
+
         Raises:
             ValueError: a position whose page was given back or never taken.
         """
+        if self.groups[group].retention.rule in ("stride", "state"):
+            return [-1] * (end - start)
         table, size = self.tables[request_id][group], self.groups[group].block_size
         if end > len(table) * size or (start < end and NULL_BLOCK in table[start // size : cdiv(end, size)]):
             raise ValueError(f"positions {start} to {end}: not all have a page in request {request_id}")
@@ -132,25 +260,18 @@ class KVCacheManager:
 
     @property
     def num_free(self) -> int:
-        """Free pages over all groups."""
-        return sum(pool.num_free for pool in self.pools)
+        """Free units over all pools."""
+        return sum(units.num_free for units in self.unit_pools)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the pages that requests hold, page rounding included."""
-        return sum(p.num_held * g.page_bytes for g, p in zip(self.groups, self.pools, strict=True))
+        """Bytes of the units that requests hold, page rounding included."""
+        return sum(p.num_held * size for p, size in zip(self.unit_pools, self.layout.unit_bytes, strict=True))
 
     def check_invariants(self) -> None:
-        """Asserts the pools' invariants, and that their references are exactly the tables' entries.
+        """Asserts the invariants of tables and pools: see `kvlab.cache.check`.
 
         Raises:
             AssertionError: names the group and the block.
         """
-        for i, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            pool.check_invariants()
-            held = Counter(block for tables in self.tables.values() for block in tables[i] if block != NULL_BLOCK)
-            for block in range(1, pool.num_blocks):
-                assert pool.references[block] == held[block], (
-                    f"group {group.name}, block {block}: {pool.references[block]} references, {held[block]} in tables"
-                )
-            assert pool.num_free + pool.num_held == pool.num_blocks - 1
+        check_invariants(self)

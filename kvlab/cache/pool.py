@@ -21,6 +21,8 @@ NULL_BLOCK = 0
 class BlockPool:
     """Page ids 1 .. num_blocks - 1, handed out one by one; 0 is the null block.
 
+    What it counts are its units: here pages themselves (see `kvlab.cache.sectors` for pages cut from larger units).
+
     Args:
         num_blocks: pages in the pool, the null page included.
         order: the order in which free blocks are handed out at first; every id from 1 exactly once.
@@ -28,6 +30,8 @@ class BlockPool:
     Raises:
         ValueError: fewer than 2 blocks, or `order` is not a permutation of 1 .. num_blocks - 1.
     """
+
+    pages_per_unit = 1
 
     def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
         if num_blocks < 2:
@@ -43,6 +47,16 @@ class BlockPool:
         self._prev = array("i", bytes(4 * num_blocks))
         for block in order:
             self._insert_after(self._prev[NULL_BLOCK], block)
+
+    @property
+    def units(self) -> BlockPool:
+        """The pool that units come from: itself."""
+        return self
+
+    @property
+    def num_open(self) -> int:
+        """Free pages inside held units: none, a unit is one page."""
+        return 0
 
     @property
     def num_held(self) -> int:

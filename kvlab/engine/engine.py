@@ -15,16 +15,17 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from kvlab.cache import KVCacheManager
+from kvlab.cache import KVCacheManager, RollbackPolicy
+from kvlab.cache.kept import PageCopy
 from kvlab.engine.runner import Runner
 from kvlab.engine.sampler import RowParams, sample
-from kvlab.engine.sizing import blocks_for_bytes, default_kv_bytes
+from kvlab.engine.sizing import Sequences, blocks_for_bytes, default_kv_bytes
 from kvlab.engine.storage import KVUse, PagedStorage, with_kv_format
 from kvlab.ops.dispatch import backend
-from kvlab.plan.policies import paged_pool_bytes
 from kvlab.schedule import EventLog, Limits, Output, Request, SamplingParams, Scheduler, Step
 from kvlab.specs.formats import get_format
-from kvlab.specs.layout import group_parts
+from kvlab.specs.pools import pool_layout
+from kvlab.specs.rollback import NOTHING_KEPT
 from kvlab.specs.units import human_bytes
 
 log = logging.getLogger("kvlab.engine")
@@ -39,8 +40,12 @@ class EngineOptions:
     Attributes:
         kv_dtype: storage format of keys and values; None is the model's dtype.
         block_size: tokens per page.
-        num_blocks: pages of each group's pool, the null page included; a tuple gives one number per group.
-        kv_bytes: bytes of the whole pool; with neither this nor num_blocks a share of the free memory.
+        pools: how groups share memory: "per_kind", "unified" or "sectors" (see `kvlab.specs.pools`).
+        num_blocks: units of each pool (pages; sectors where those are shared), the null one included; a tuple gives
+            one number per pool.
+        kv_bytes: bytes of all pools; with neither this nor num_blocks a share of the free memory.
+        split_tokens: pools of their own share kv_bytes as one sequence of this length needs them; None: the longest.
+        rollback: how far sequences can be taken back, and which states are kept; by default nothing is.
         max_model_len: prompt and output of a request; None is the model's own length.
         max_num_seqs: requests that run at once.
         max_batched_tokens: tokens of one step.
@@ -53,8 +58,11 @@ class EngineOptions:
 
     kv_dtype: str | None = None
     block_size: int = 16
+    pools: str = "per_kind"
     num_blocks: int | tuple[int, ...] | None = None
     kv_bytes: int | None = None
+    split_tokens: int | None = None
+    rollback: RollbackPolicy = NOTHING_KEPT
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_batched_tokens: int = 2048
@@ -122,12 +130,13 @@ class Engine:
         _check_readable(self.kv_dtype, model.decoder)
         self.spec = with_kv_format(model.spec, self.kv_dtype)
         self.limits = self.options.limits(model.config.max_position)
-        self.groups = group_parts(self.spec, self.options.block_size)
+        self.layout = pool_layout(self.spec, self.options.block_size, self.options.pools)
+        self.groups = self.layout.groups
         self.num_blocks = self._size_pools()
         self.events = EventLog(self.options.log_events)
         in_flight = min(self.limits.max_batched_tokens, self.limits.max_model_len)
-        self.cache = KVCacheManager(self.groups, self.num_blocks, in_flight, self._page_order())
-        self.storage = PagedStorage(self.groups, self.num_blocks, model.decoder.device)
+        self.cache = KVCacheManager(self.layout, self.num_blocks, in_flight, self._page_order(), self.options.rollback)
+        self.storage = PagedStorage(self.layout, self.num_blocks, model.decoder.device)
         self.requests: dict[str, Request] = {}
         self._arrived, self._peak = 0, (0, 0)
         # layers are mostly alike: each distinct part is asked once
@@ -161,6 +170,9 @@ class Engine:
             return []
         step = self.scheduler.schedule(time.monotonic())
         tokens = self.runner.run(step, lambda logits: sample(logits, self._row_params(step, logits)))
+        for chunk in step.chunks:
+            if chunk.keeps_state:
+                self._copy_pages(self.cache.copies_for(chunk.request.request_id, chunk.start + chunk.count))
         self._note_peak(step)
         outputs = self.scheduler.update(step, [None if t < 0 else t for t in tokens], time.monotonic())
         for output in outputs:
@@ -227,18 +239,40 @@ class Engine:
         self.requests.pop(request_id, None)
         return self.scheduler.abort(request_id, time.monotonic())
 
+    def truncate(self, request_id: str, tokens: int) -> int:
+        """The tokens of the request that stay computed after only its first `tokens` tokens were kept.
+
+        The rest of its output is picked anew. Where a state had to go back to an older copy, the tokens since then
+        are computed again in the next steps.
+
+        Raises:
+            ValueError: no live request of that id, a length outside its output, or a cache that cannot step back
+                that far. Nothing has changed then.
+        """
+        restart = self.scheduler.truncate(request_id, tokens, time.monotonic())
+        self._copy_pages(restart.copies)
+        return restart.computed
+
+    def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        for group, source, destination in copies:
+            self.storage.copy(group, source, destination)
+
     @property
     def kv(self) -> KVUse:
         """Bytes predicted, allocated, held in pages and used by entries, now and at the most."""
         held, used = self.cache.held_bytes, self._used_bytes({})
-        predicted = paged_pool_bytes(self.groups, self.num_blocks)
+        predicted = self.layout.pool_bytes(self.num_blocks)
         return KVUse(
             predicted, self.storage.allocated_bytes, held, used, max(held, self._peak[0]), max(used, self._peak[1])
         )
 
     def describe(self) -> str:
         """One line for people: the pool, its pages and the limits."""
-        pages = ", ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(self.num_blocks, self.groups, strict=True))
+        if self.options.pools == "per_kind":
+            pages = ", ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(self.num_blocks, self.groups, strict=True))
+        else:
+            unit = "sectors" if self.options.pools == "sectors" else "pages"
+            pages = f"{self.num_blocks[0] - 1:,} {unit} for {', '.join(g.name for g in self.groups)}"
         limits = self.limits
         return (
             f"KV pool {human_bytes(self.kv.allocated_bytes)} on {self.model.decoder.device}: {pages}, "
@@ -252,12 +286,14 @@ class Engine:
             if options.kv_bytes is not None:
                 raise ValueError("kv_bytes and num_blocks: give one of them")
             blocks = options.num_blocks
-            blocks = (blocks,) * len(self.groups) if isinstance(blocks, int) else tuple(blocks)
-            if len(blocks) != len(self.groups):
-                raise ValueError(f"num_blocks {blocks}: must be one number for each of {len(self.groups)} groups")
+            pools = len(self.layout.buffers)
+            blocks = (blocks,) * pools if isinstance(blocks, int) else tuple(blocks)
+            if len(blocks) != pools:
+                raise ValueError(f"num_blocks {blocks}: must be one number for each of {pools} pools")
             return blocks
         kv_bytes = default_kv_bytes(self.model.decoder.device) if options.kv_bytes is None else options.kv_bytes
-        return blocks_for_bytes(self.groups, kv_bytes, self.limits)
+        sequences = Sequences(self.limits, options.rollback, options.split_tokens)
+        return blocks_for_bytes(self.layout, kv_bytes, sequences)
 
     def _page_order(self) -> list[list[int]] | None:
         if self.options.page_seed is None:
@@ -269,6 +305,7 @@ class Engine:
         """Puts NaN into every page now, and into each page again when its last holder leaves."""
         self.storage.fill(255)
         for i, pool in enumerate(self.cache.pools):
+            # groups that share page ids share their rows too, so one of them poisons for all
             pool.on_free = lambda blocks, group=i: self.storage.fill(255, group, blocks)
 
     def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -300,7 +337,7 @@ class Engine:
 
     def _used_bytes(self, ends: dict[str, int]) -> int:
         """Bytes of the entries of all live requests, those in `ends` taken at that length."""
-        lengths = [ends.get(r.request_id, r.num_computed) for r in self.requests.values()]
+        lengths = [n for r in self.requests.values() if (n := ends.get(r.request_id, r.num_computed))]
         return sum(count * sum(map(part.bytes_at, lengths)) for part, count in self._parts.items())
 
     def _note_peak(self, step: Step) -> None:

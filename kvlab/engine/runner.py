@@ -88,7 +88,9 @@ class Runner:
         self.query_start_loc = fixed(seqs + 1, dtype=torch.int32)
         self.seq_lens = fixed(seqs, dtype=torch.int32)
         self.slots = [fixed(tokens) for _ in cache.groups]
-        widths = [cdiv(limits.max_model_len, group.block_size) for group in cache.groups]
+        longest = limits.max_model_len
+        # as wide as the positions of the longest sequence; a state's table has one entry
+        widths = [1 if g.retention.rule == "state" else cdiv(longest, g.block_size) for g in cache.groups]
         self.tables = [fixed(seqs, width, dtype=torch.int32) for width in widths]
         self._fence = UploadFence(device) if device.type == "cuda" else None
         # entries of each table row that the last step wrote

@@ -1,42 +1,79 @@
-"""How many pages each group's pool gets: from a number of pages, from a number of bytes, or from free memory."""
+"""How many units each pool gets: from a number of pages, from a number of bytes, or from free memory."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from kvlab.schedule import Limits
-from kvlab.specs.layout import Group
-from kvlab.specs.pages import most_pages
+from kvlab.specs.pools import PoolLayout
+from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
 
 CPU_SHARE = 0.25  # of the free memory, when nothing is said: a laptop has other things to do
 GPU_SHARE = 0.85  # the rest is for activations
 
 
-def blocks_for_bytes(groups: Sequence[Group], kv_bytes: int, limits: Limits) -> tuple[int, ...]:
-    """Pages of each group's pool, null page included, within `kv_bytes`.
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences that pools are sized for.
 
-    The bytes are split as one sequence of the longest length needs them, and no pool gets more than
-    `max_num_seqs` such sequences can fill.
+    Attributes:
+        limits: of steps and sequences.
+        rollback: what is kept for stepping back.
+        split_tokens: pools of their own share the bytes as one sequence of this length needs them; None is the
+            longest. Shorter sequences fill less of a pool that keeps everything, and as much of a window's.
+    """
+
+    limits: Limits
+    rollback: RollbackPolicy = NOTHING_KEPT
+    split_tokens: int | None = None
+
+    def pages(self, layout: PoolLayout, tokens: int) -> list[int]:
+        """The most pages of each group that one sequence of `tokens` tokens holds."""
+        in_flight = min(self.limits.max_batched_tokens, self.limits.max_model_len)
+        return layout.sequence_pages(tokens, in_flight, self.rollback)
+
+
+def blocks_for_bytes(layout: PoolLayout, kv_bytes: int, sequences: Sequences) -> tuple[int, ...]:
+    """Units of each pool, null unit included, within `kv_bytes`.
+
+    No pool gets more than `max_num_seqs` sequences of the longest length can fill.
 
     Raises:
-        ValueError: not even two pages per group.
+        ValueError: not even two units per pool.
     """
-    smallest = sum(2 * group.page_bytes for group in groups)
-    if kv_bytes < smallest:
-        raise ValueError(f"kv_bytes {kv_bytes}: two pages per group, one of them the null page, take {smallest} bytes")
-    in_flight = min(limits.max_batched_tokens, limits.max_model_len)
-    need = [most_pages(g.retention, g.block_size, limits.max_model_len, in_flight) for g in groups]
-    left = kv_bytes - sum(group.page_bytes for group in groups)
-    one = sum(n * group.page_bytes for n, group in zip(need, groups, strict=True))
-    # the share of a small window may round down to nothing: it gets one page, taken from what the others leave
-    shares = [max(1, min(n * limits.max_num_seqs, n * left // one)) for n in need]
-    while sum(s * g.page_bytes for s, g in zip(shares, groups, strict=True)) > left:
-        shares[shares.index(max(shares))] -= 1
+    sizes = layout.unit_bytes
+    if kv_bytes < 2 * sum(sizes):
+        raise ValueError(
+            f"kv_bytes {kv_bytes}: two pages per group, one of them the null page, take {2 * sum(sizes)} bytes"
+        )
+    limits = sequences.limits
+    longest = [n * limits.max_num_seqs for n in sequences.pages(layout, limits.max_model_len)]
+    most = layout.units(longest)
+    need = layout.units(sequences.pages(layout, sequences.split_tokens or limits.max_model_len))
+    shares = _shares(kv_bytes - sum(sizes), need, most, sizes)
     return tuple(1 + share for share in shares)
+
+
+def _shares(left: int, need: Sequence[int], most: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Units of each pool, in proportion to `need` and at most `most`, that take at most `left` bytes; at least one."""
+    shares: dict[int, int] = {}
+    while len(shares) < len(need):
+        rest = [p for p in range(len(need)) if p not in shares]
+        room = left - sum(n * sizes[p] for p, n in shares.items())
+        one = sum(need[p] * sizes[p] for p in rest)
+        found = {p: max(1, need[p] * room // one) for p in rest}
+        full = {p: most[p] for p in rest if found[p] >= most[p]}
+        # what a full pool leaves goes to the others
+        shares |= full or found
+    # the share of a small window may round down to nothing: it gets one page, taken from what the others leave
+    while sum(n * sizes[p] for p, n in shares.items()) > left:
+        shares[max(shares, key=lambda p: shares[p])] -= 1
+    return [shares[p] for p in range(len(need))]
 
 
 def free_memory(device: torch.device) -> int:

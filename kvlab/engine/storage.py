@@ -1,4 +1,4 @@
-"""The pool's bytes: per part of a layer one uint8 buffer [num_pages, page_bytes], and nothing else.
+"""The pool's bytes: uint8 buffers in which the pages of every part of a layer lie, and nothing else.
 
 What was predicted must be what was allocated: the engine compares the plan's number with the sum of the buffers'
 distinct storages, to the byte, before it takes a request.
@@ -13,8 +13,9 @@ import torch
 
 from kvlab.ops.views import PageViews, SegmentViews, part_views
 from kvlab.specs.formats import get_format
-from kvlab.specs.layout import Group
+from kvlab.specs.layout import Group, PageLayout
 from kvlab.specs.model import ModelSpec
+from kvlab.specs.pools import PoolLayout, lay_out
 
 
 def with_kv_format(spec: ModelSpec, kv_dtype: str) -> ModelSpec:
@@ -52,28 +53,38 @@ class KVUse:
 
 
 class PagedStorage:
-    """The buffers of every part that has pages.
+    """The buffers of every pool, and each part's pages in them.
 
     Attributes:
-        buffers: uint8 [num_pages, page_bytes] by (layer index, part index).
+        layout: how the groups share memory.
+        buffers: uint8 [pages, row bytes] by (layer index, part index): the pages of that part, other parts' bytes
+            between them where the policy shares memory.
     """
 
-    def __init__(self, groups: Sequence[Group], num_blocks: Sequence[int], device: torch.device) -> None:
-        self.groups, self.num_blocks = tuple(groups), tuple(num_blocks)
+    def __init__(
+        self, layout: PoolLayout | Sequence[Group], num_blocks: Sequence[int], device: torch.device
+    ) -> None:  # fmt: skip
+        self.layout = layout = layout if isinstance(layout, PoolLayout) else lay_out(layout)
+        self.num_blocks = tuple(num_blocks)
         # not cleared: no operation reads a slot that it, or an earlier step, has not written
-        self.buffers: dict[tuple[int, int], torch.Tensor] = {
-            member: torch.empty(count, layout.page_bytes, dtype=torch.uint8, device=device)
-            for group, count in zip(groups, num_blocks, strict=True)
-            for member, layout in zip(group.members, group.layouts, strict=True)
-        }
+        pools = [
+            [torch.empty(count, width, dtype=torch.uint8, device=device) for width in widths]
+            for widths, count in zip(layout.buffers, num_blocks, strict=True)
+        ]
+        # for each group the rows that make up its pages
+        self._rows = [
+            [buffer.view(len(buffer) * per_unit, -1) for buffer in pools[layout.pool_of(g)]]
+            for g, per_unit in enumerate(layout.pages_per_unit)
+        ]
+        self.buffers: dict[tuple[int, int], torch.Tensor] = {}
+        self._layouts: dict[tuple[int, int], PageLayout] = {}
+        for rows, group, places in zip(self._rows, layout.groups, layout.places, strict=True):
+            for member, place in zip(group.members, places, strict=True):
+                self.buffers[member], self._layouts[member] = rows[place.buffer], place.layout
 
     def views(self, spec: ModelSpec) -> list[tuple[PageViews | SegmentViews | None, ...]]:
         """Views of each part of each layer of `spec`, None for a part that owns nothing."""
-        by_member = {
-            member: part_views(self.buffers[member], layout)
-            for group in self.groups
-            for member, layout in zip(group.members, group.layouts, strict=True)
-        }
+        by_member = {member: part_views(self.buffers[member], layout) for member, layout in self._layouts.items()}
         return [tuple(by_member.get((x.index, i)) for i in range(len(x.parts))) for x in spec.layers]
 
     @property
@@ -84,10 +95,14 @@ class PagedStorage:
 
     def fill(self, value: int, group: int | None = None, blocks: Sequence[int] | None = None) -> None:
         """Sets every byte of the given pages (None: all) to `value`; 255 is NaN in every float format."""
-        for i in range(len(self.groups)) if group is None else (group,):
-            for member in self.groups[i].members:
-                buffer = self.buffers[member]
+        for g in range(len(self._rows)) if group is None else (group,):
+            for rows in self._rows[g]:
                 if blocks is None:
-                    buffer.fill_(value)
+                    rows.fill_(value)
                 else:
-                    buffer[torch.tensor(blocks, device=buffer.device)] = value
+                    rows[torch.tensor(blocks, device=rows.device)] = value
+
+    def copy(self, group: int, source: int, destination: int) -> None:
+        """Makes page `destination` of that group a copy of page `source`, in every layer."""
+        for rows in self._rows[group]:
+            rows[destination].copy_(rows[source])

@@ -10,6 +10,8 @@ from kvlab.plan.hardware import DEFAULT_GPU, Gpu, get_gpu
 from kvlab.plan.policies import POLICIES
 from kvlab.plan.sharding import Sharding
 from kvlab.specs.formats import StorageFormat, get_format
+from kvlab.specs.pools import POOLS
+from kvlab.specs.rollback import RollbackPolicy
 from kvlab.specs.units import parse_bytes, parse_tokens
 
 DEFAULT_CONTEXT = 8192
@@ -28,6 +30,9 @@ class PlanOptions:
         tp, pp, cp: tensor, pipeline and context parallel degrees.
         gpu: name in the hardware catalogue.
         policy: "ideal", "paged" or "vllm": how the bytes of a sequence are counted.
+        pools: how the groups share memory under "paged": "per_kind", "unified" or "sectors".
+        checkpoint_tokens: tokens after which a copy of each recurrent state is kept, again and again; 0: never.
+        rollback_tokens: how far a sequence can always step back.
         block_size: tokens of a page; None: 16, or the next multiple that a compression ratio needs.
         gpu_util: fraction of the GPU's memory that may be used.
         reserve: bytes per GPU for activations, graphs and the runtime.
@@ -47,6 +52,9 @@ class PlanOptions:
     cp: int = 1
     gpu: str = DEFAULT_GPU
     policy: str = "ideal"
+    pools: str = "per_kind"
+    checkpoint_tokens: int = 0
+    rollback_tokens: int = 0
     block_size: int | None = None
     gpu_util: float = 0.9
     reserve: int = DEFAULT_RESERVE
@@ -59,6 +67,11 @@ class PlanOptions:
     def sharding(self) -> Sharding:
         """The parallel degrees as one value."""
         return Sharding(self.tp, self.pp, self.cp)
+
+    @property
+    def rollback(self) -> RollbackPolicy:
+        """What sequences keep to step back to."""
+        return RollbackPolicy(self.rollback_tokens, self.checkpoint_tokens)
 
     @property
     def hardware(self) -> Gpu:
@@ -98,6 +111,8 @@ def plan_options(given: dict[str, Any]) -> PlanOptions:
     _ = options.sharding, options.hardware  # raise for what they do not know
     if options.policy not in POLICIES:
         raise ValueError(f"policy {options.policy!r}: must be one of {', '.join(POLICIES)}")
+    if options.pools not in POOLS:
+        raise ValueError(f"pools {options.pools!r}: must be one of {', '.join(POOLS)}")
     return options
 
 
@@ -106,8 +121,10 @@ def _checked(name: str, value: Any) -> Any:
         return _named(name, parse_tokens, value)
     if name in _COUNTS:
         return _count(name, value, 1)
-    if name == "image_tokens":
+    if name in ("image_tokens", "rollback_tokens"):
         return _count(name, value, 0)
+    if name == "checkpoint_tokens":
+        return 0 if value in (0, "0") else _named(name, parse_tokens, value)
     if name == "reserve":
         return 0 if value in (0, "0") else _named(name, parse_bytes, value)
     if name in _FORMATS:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.plan.plan import Plan, bytes_per_token_at, two_parameter_fit, whole
-from kvlab.plan.policies import POLICIES, SequenceBytes, ideal_bytes
+from kvlab.plan.policies import POLICIES, WASTE, SequenceBytes, ideal_bytes
 from kvlab.plan.steps import decode_step, mix, prefill
 from kvlab.plan.timing import StepTime
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.parts import CacheSpec
+from kvlab.specs.pools import POOLS
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -23,6 +24,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "batch": o.batch,
         "policy": o.policy,
         "block_size": o.block_size,
+        "pool_policy": o.pools,
+        "checkpoint_tokens": o.checkpoint_tokens,
+        "rollback_tokens": o.rollback_tokens,
         "kv_dtype": o.kv_dtype,
         "state_dtype": o.state_dtype,
         "conv_dtype": o.conv_dtype,
@@ -54,6 +58,7 @@ def _cache(plan: Plan) -> dict[str, Any]:
         "kv_bytes_batch": sequence.total * plan.options.batch,
         "fit": two_parameter_fit(model),
         "policies": {policy: _policy(plan, policy) for policy in POLICIES},
+        "pools": {pools: _policy(plan, pools) for pools in POOLS},
     }
 
 
@@ -71,8 +76,8 @@ def _policy(plan: Plan, policy: str) -> dict[str, Any]:
         "groups": [
             {
                 "name": g.name, "parts": g.parts, "block_size": g.block_size, "pages": g.pages,
-                "page_bytes": g.page_bytes, "kv_bytes": g.total, "useful_bytes": g.useful,
-                "page_tail_bytes": g.page_tail, "padding_bytes": g.padding, "reserve_bytes": g.reserve,
+                "block_bytes": g.block_bytes, "pages_per_unit": g.pages_per_unit, "kv_bytes": g.total,
+                "useful_bytes": g.useful, **{f"{name}_bytes": getattr(g, name) for name in WASTE},
                 "reserve_fraction": g.reserve / g.total if g.total else 0.0,
             }
             for g in sequence.groups
@@ -81,12 +86,7 @@ def _policy(plan: Plan, policy: str) -> dict[str, Any]:
 
 
 def _split(sequence: SequenceBytes) -> dict[str, int]:
-    return {
-        "useful_bytes": sequence.useful,
-        "page_tail_bytes": sequence.page_tail,
-        "padding_bytes": sequence.padding,
-        "reserve_bytes": sequence.reserve,
-    }
+    return {"useful_bytes": sequence.useful} | {f"{name}_bytes": sequence.waste(name) for name in WASTE}
 
 
 def _capacity(plan: Plan) -> dict[str, Any]:
@@ -174,10 +174,17 @@ def _kind(part: CacheSpec | str | None, count: int) -> dict[str, Any]:
 
 _POLICY_WORDS = {
     "ideal": "policy ideal: only bytes that carry data; windows hold min(n, W) tokens; no pages, no reserve",
-    "paged": "policy paged: whole pages of {bs} tokens, one pool per kind of retention, windows with {flight:,} tokens "
-    "in flight, rows padded to 16 bytes, a null page per pool; open compression buffers included",
+    "paged": "policy paged: whole pages of {bs} tokens, {pools}, windows with {flight:,} tokens in flight, rows padded "
+    "to 16 bytes, a null page per pool; open compression buffers included",
     "vllm": "policy vllm: one pool with one page size for all kinds of layers, base block {bs} tokens, windows with "
     "{flight:,} tokens in flight, one state per sequence (prefix caching of states off), a null block",
+}
+
+
+_POOL_WORDS = {
+    "per_kind": "one pool per kind of retention",
+    "unified": "one pool with one page size (blocks of narrow layers take more tokens)",
+    "sectors": "one pool of sectors that each kind cuts into pages of its own",
 }
 
 
@@ -186,7 +193,7 @@ def assumptions(plan: Plan) -> list[str]:
     o, gpu, model = plan.options, plan.options.hardware, plan.model
     rows = [
         f"context {plan.context:,} tokens (k is 1,024 tokens)",
-        _POLICY_WORDS[o.policy].format(bs=o.block_size, flight=o.max_batched_tokens),
+        _POLICY_WORDS[o.policy].format(bs=o.block_size, flight=o.max_batched_tokens, pools=_POOL_WORDS[o.pools]),
         f"cache in {o.kv_dtype}" + _state_words(plan),
         _weight_words(plan),
         f"{gpu.name}: {gpu.memory_bytes:,} bytes ({gpu.memory_basis}); {o.gpu_util:g} of it used; "
@@ -197,6 +204,10 @@ def assumptions(plan: Plan) -> list[str]:
         rows.append(f"the model was made for {model.max_position:,} positions; {plan.context:,} is beyond them")
     if any(p.kind == "index" for _, p in model.parts()):
         rows.append("sparse attention is timed as if it read every entry of the cache")
+    if o.policy == "paged" and o.checkpoint_tokens and plan.model.state_bytes + plan.model.buffer_bytes:
+        rows.append(f"a copy of each state is kept every {o.checkpoint_tokens:,} tokens")
+    if o.policy == "paged" and o.rollback_tokens:
+        rows.append(f"windows keep what a step back of {o.rollback_tokens:,} tokens needs")
     if o.pp > 1:
         rows.append("pipeline stages work one after another on a token: they add room, not speed for one sequence")
     if o.cp > 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from kvlab.plan.capacity import TOKEN_LIMIT, MemoryBudget, max_concurrent, tokens_that_fit, usable_bytes
+from kvlab.plan.capacity import TOKEN_LIMIT, MemoryBudget, tokens_that_fit, usable_bytes
 from kvlab.plan.options import DEFAULT_CONTEXT, PlanOptions, plan_options
 from kvlab.plan.policies import (
     POLICIES,
@@ -28,6 +28,7 @@ from kvlab.specs.families import from_config
 from kvlab.specs.formats import StorageFormat
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.pages import cdiv
+from kvlab.specs.pools import POOLS
 from kvlab.specs.weights import WeightCount, count
 
 
@@ -54,9 +55,12 @@ class Plan:
     weights_problem: str = ""
 
     def settings(self, policy: str, cp: int | None = None) -> PolicySettings:
-        """The settings of `policy` in this plan."""
+        """The settings of `policy` in this plan. A name of `POOLS` is the paged policy with those pools."""
         o = self.options
-        return PolicySettings(policy, o.block_size or 16, o.max_batched_tokens, o.cp if cp is None else cp)
+        pools = policy if policy in POOLS else o.pools
+        policy = "paged" if policy in POOLS else policy
+        cp = o.cp if cp is None else cp
+        return PolicySettings(policy, o.block_size or 16, o.max_batched_tokens, cp, pools, o.rollback)
 
     @property
     def context(self) -> int:
@@ -65,7 +69,10 @@ class Plan:
         return self.options.context
 
     def sequence(self, policy: str = "") -> SequenceBytes:
-        """Bytes of one sequence at `context` under `policy` (the plan's own when empty), the whole model together."""
+        """Bytes of one sequence at `context` under `policy` (the plan's own when empty), the whole model together.
+
+        A name of `kvlab.specs.pools.POOLS` is the paged policy with those pools; so it is for the other figures here.
+        """
         return sequence_bytes(self.model, self.context, self.settings(policy or self.options.policy, cp=1))
 
     def per_gpu(self, policy: str = "", tokens: int | None = None) -> SequenceBytes:
@@ -93,7 +100,8 @@ class Plan:
         for stage in self.stages:
             one = sequence_bytes(stage, self.context, settings)
             if one.total:
-                found.append(max_concurrent(self.memory.free_bytes, one.total, one.pool_overhead))
+                # sequences fill each other's sectors, so their bytes are no multiple of one's
+                found.append(tokens_that_fit(one.bytes_of, self.memory.free_bytes - one.pool_overhead))
         return min(found, default=0)
 
     @cached_property

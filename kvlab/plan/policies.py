@@ -1,11 +1,11 @@
 """Bytes of one sequence under a named policy, split into what carries data and what does not.
 
     ideal   every byte carries data: no pages, windows hold min(n, W) tokens
-    paged   this project's own allocator: one pool per group of `kvlab.specs.layout.group_parts`, whole pages,
-            pages for the tokens in flight, rows padded to 16 bytes, one page per state, open buffers, a null page
+    paged   this project's own allocator, its groups in memory as `kvlab.specs.pools` has it: whole pages, pages for
+            the tokens in flight, rows padded to 16 bytes, one page per state, open buffers, a null page per pool
     vllm    one pool and one page size for all groups: see `kvlab.plan.unified`
 
-Every figure is an exact integer, and useful + page_tail + padding + reserve is the total, group by group.
+Every figure is an exact integer, and the figures of `WASTE` and useful are together the total, group by group.
 """
 
 from __future__ import annotations
@@ -15,12 +15,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvlab.specs.layout import Group, group_parts, retention_name
+from kvlab.specs.layout import Group, retention_name
 from kvlab.specs.model import ModelSpec
-from kvlab.specs.pages import PAGED_RULES, cdiv, most_pages
+from kvlab.specs.pages import cdiv
 from kvlab.specs.parts import CacheSpec, Retention
+from kvlab.specs.pools import POOLS, PoolLayout, group_pages, pool_layout
+from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
 
 POLICIES = ("ideal", "paged", "vllm")
+
+WASTE = {
+    "page_tail": "rows of held pages that no token fills",
+    "padding": "padding",
+    "reserve": "reserved for tokens in flight",
+    "kept_states": "states kept to step back to",
+    "remainder": "unused rest of sectors",
+}
+"""What of a sequence's bytes carries no data of its tokens, in words."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +43,22 @@ class PolicySettings:
         block_size: tokens of a page.
         in_flight: the most tokens of one sequence that one step computes (the step's token budget).
         cp: context-parallel ranks: parts that keep every token are split over them.
+        pools: how the groups share memory under "paged": one of `kvlab.specs.pools.POOLS`.
+        rollback: what sequences keep to step back to, under "paged".
     """
 
     policy: str = "ideal"
     block_size: int = 16
     in_flight: int = 2048
     cp: int = 1
+    pools: str = "per_kind"
+    rollback: RollbackPolicy = NOTHING_KEPT
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy {self.policy!r}: must be one of {', '.join(POLICIES)}")
+        if self.pools not in POOLS:
+            raise ValueError(f"pools {self.pools!r}: must be one of {', '.join(POOLS)}")
         for name in ("block_size", "in_flight", "cp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be a positive whole number")
@@ -56,32 +73,47 @@ class GroupBytes:
         parts: member parts (layers of that retention).
         block_size: tokens covered by a page.
         pages: pages the sequence holds at its peak.
-        page_bytes: bytes of one page over all member layers.
+        block_bytes: bytes of one page id over all its layers, as the pool gives it out.
         useful: bytes that carry data.
         page_tail: rows that no retained token fills: the last page, and windows that start inside a page.
         padding: bytes that can never carry data: alignment, pages larger than a layer needs, unpaired layers.
-        reserve: pages held only for the tokens a step has in flight.
+        reserve: pages held only for the tokens a step has in flight, or may step back over.
+        kept_states: pages of states kept to step back to.
+        remainder: pages of the last sector that this sequence alone does not fill.
+        pages_per_unit: pages that a unit of the pool gives; only sectors give more than one.
     """
 
     name: str
     parts: int
     block_size: int
     pages: int
-    page_bytes: int
+    block_bytes: int
     useful: int
     page_tail: int = 0
     padding: int = 0
     reserve: int = 0
+    kept_states: int = 0
+    remainder: int = 0
+    pages_per_unit: int = 1
 
     @property
     def total(self) -> int:
         """All bytes the group takes."""
-        return self.useful + self.page_tail + self.padding + self.reserve
+        return self.useful + sum(getattr(self, name) for name in WASTE)
+
+    def bytes_of(self, count: int) -> int:
+        """Bytes that `count` such sequences take of the group: they fill each other's sectors."""
+        if self.pages_per_unit == 1:
+            return count * self.total
+        return cdiv(count * self.pages, self.pages_per_unit) * self.pages_per_unit * self.block_bytes
 
 
 @dataclass(frozen=True)
 class SequenceBytes:
-    """Bytes of one sequence under one policy. `pool_overhead` is paid once per pool, not per sequence."""
+    """Bytes of one sequence under one policy. `pool_overhead` is paid once per pool, not per sequence.
+
+    `waste(name)` sums one of `WASTE` over the groups.
+    """
 
     policy: str
     groups: tuple[GroupBytes, ...]
@@ -89,7 +121,7 @@ class SequenceBytes:
 
     @property
     def total(self) -> int:
-        """Bytes of the sequence: useful + page_tail + padding + reserve."""
+        """Bytes of the sequence: useful and every kind of `WASTE`."""
         return sum(g.total for g in self.groups)
 
     @property
@@ -97,20 +129,13 @@ class SequenceBytes:
         """Bytes that carry data."""
         return sum(g.useful for g in self.groups)
 
-    @property
-    def page_tail(self) -> int:
-        """Bytes of rows in held pages that no retained token fills."""
-        return sum(g.page_tail for g in self.groups)
+    def waste(self, name: str) -> int:
+        """Bytes of one kind of waste, a name of `WASTE`, over all groups."""
+        return sum(getattr(g, name) for g in self.groups)
 
-    @property
-    def padding(self) -> int:
-        """Bytes that can never carry data."""
-        return sum(g.padding for g in self.groups)
-
-    @property
-    def reserve(self) -> int:
-        """Bytes held only for tokens in flight."""
-        return sum(g.reserve for g in self.groups)
+    def bytes_of(self, count: int) -> int:
+        """Bytes that `count` such sequences take."""
+        return sum(g.bytes_of(count) for g in self.groups)
 
 
 def local_tokens(rule: Retention, tokens: int, cp: int) -> int:
@@ -136,22 +161,6 @@ def ideal_bytes(model: ModelSpec, tokens: int, cp: int = 1) -> int:
     return sum(part_bytes(p, tokens, cp) for _, p in model.parts() if p.kind != "buffer")
 
 
-def paged_sequence_pages(group: Group, tokens: int, in_flight: int, encoder_tokens: int = 0) -> int:
-    """The most pages of `group` that one sequence holds on its way to `tokens` tokens.
-
-    At most `in_flight` tokens of it are computed in a step. A state is one page; entries of a compression ratio
-    take a page when the first of them is complete; an encoder's tokens are there from the start.
-    """
-    rule = group.retention
-    if rule.rule in PAGED_RULES:
-        return most_pages(rule, group.block_size, tokens, in_flight)
-    if rule.rule == "stride":
-        return cdiv(tokens // rule.size, group.block_size // rule.size)
-    if rule.rule == "encoder":
-        return cdiv(encoder_tokens, group.block_size)
-    return 1
-
-
 def paged_pool_bytes(groups: Sequence[Group], num_blocks_by_group: Mapping[str, int] | Sequence[int]) -> int:
     """Bytes of the page pools of `groups`, the null page of each included in its number of blocks.
 
@@ -168,7 +177,7 @@ def paged_pool_bytes(groups: Sequence[Group], num_blocks_by_group: Mapping[str, 
         numbers = list(num_blocks_by_group)
         if len(numbers) != len(groups):
             raise ValueError(f"num_blocks_by_group {numbers}: must be one number for each of {len(groups)} groups")
-    return sum(g.page_bytes * n for g, n in zip(groups, numbers, strict=True))
+    return sum(g.block_bytes * n for g, n in zip(groups, numbers, strict=True))
 
 
 def default_block_size(model: ModelSpec, block_size: int = 16) -> int:
@@ -203,34 +212,30 @@ def _ideal(model: ModelSpec, tokens: int, cp: int) -> SequenceBytes:
     return SequenceBytes("ideal", tuple(GroupBytes(k, len(v), 1, 0, 0, sum(v)) for k, v in found.items()))
 
 
-def _members(model: ModelSpec, group: Group) -> list[CacheSpec]:
-    by_index = {layer.index: layer for layer in model.layers}
-    return [by_index[i].parts[j] for i, j in group.members]
-
-
 def encoder_tokens(parts: Iterable[CacheSpec]) -> int:
     """Encoder tokens that `parts` read; 0 when none is cross attention."""
     return max((getattr(p, "encoder_tokens", 0) for p in parts), default=0)
 
 
 def _paged(model: ModelSpec, tokens: int, settings: PolicySettings) -> SequenceBytes:
-    found = []
-    groups = group_parts(model, settings.block_size)
-    for group in groups:
-        parts = _members(model, group)
-        local = local_tokens(group.retention, tokens, settings.cp)
-        pages = paged_sequence_pages(group, local, settings.in_flight, encoder_tokens(parts))
-        settled = paged_sequence_pages(group, local, 1, encoder_tokens(parts))
-        useful = sum(p.bytes_at(local) for p in parts)
-        used = sum(layout.used_bytes for layout in group.layouts) * settled
-        padding = sum(layout.padding_bytes for layout in group.layouts) * settled
-        found.append(
-            GroupBytes(
-                group.name, len(parts), group.block_size, pages, group.page_bytes, useful,
-                page_tail=used - useful, padding=padding, reserve=(pages - settled) * group.page_bytes,
-            )
-        )  # fmt: skip
-    return SequenceBytes("paged", tuple(found), paged_pool_bytes(groups, [1] * len(groups)))
+    layout = pool_layout(model, settings.block_size, settings.pools)
+    groups = tuple(_paged_group(layout, g, tokens, settings) for g in range(len(layout.groups)))
+    return SequenceBytes("paged", groups, sum(layout.unit_bytes))
+
+
+def _paged_group(layout: PoolLayout, g: int, tokens: int, settings: PolicySettings) -> GroupBytes:
+    group, cost, per_unit = layout.groups[g], layout.page_bytes(g), layout.pages_per_unit[g]
+    local = local_tokens(group.retention, tokens, settings.cp)
+    most = group_pages(group, local, settings.in_flight + settings.rollback.slack)
+    settled = group_pages(group, local, 1)
+    kept = settings.rollback.most(tokens) if group.retention.rule == "state" else 0
+    useful = sum(p.bytes_at(local) for p in group.parts)
+    used = sum(page.used_bytes for page in group.layouts) * settled
+    return GroupBytes(
+        group.name, len(group.parts), group.block_size, most + kept, cost, useful,
+        page_tail=used - useful, padding=settled * cost - used, reserve=(most - settled) * cost,
+        kept_states=kept * cost, remainder=-(most + kept) % per_unit * cost, pages_per_unit=per_unit,
+    )  # fmt: skip
 
 
 def bytes_function(model: ModelSpec, settings: PolicySettings) -> Callable[[int], int]:
@@ -243,8 +248,5 @@ def bytes_function(model: ModelSpec, settings: PolicySettings) -> Callable[[int]
     if settings.policy == "ideal":
         counts = Counter(p for _, p in model.parts() if p.kind != "buffer")
         return lambda tokens: sum(n * part_bytes(p, tokens, cp) for p, n in counts.items())
-    terms = [(g, g.page_bytes, encoder_tokens(_members(model, g))) for g in group_parts(model, settings.block_size)]
-    return lambda tokens: sum(
-        size * paged_sequence_pages(g, local_tokens(g.retention, tokens, cp), settings.in_flight, encoder)
-        for g, size, encoder in terms
-    )
+    layout = pool_layout(model, settings.block_size, settings.pools)
+    return lambda tokens: sum(_paged_group(layout, g, tokens, settings).total for g in range(len(layout.groups)))

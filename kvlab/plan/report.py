@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kvlab.plan.derivation import kind_counts, sequence_lines, sharding_lines, state_lines, token_lines
 from kvlab.plan.output import assumptions
 from kvlab.plan.plan import Plan, bytes_per_token_at, two_parameter_fit
-from kvlab.plan.policies import POLICIES, ideal_bytes
+from kvlab.plan.policies import POLICIES, WASTE, ideal_bytes
 from kvlab.plan.steps import decode_step, mix, prefill
 from kvlab.plan.timing import StepTime
 from kvlab.specs.pages import cdiv
@@ -88,13 +88,12 @@ def _one_sequence(plan: Plan) -> list[str]:
     if model.buffer_bytes:
         lines.append(f"  and {exact(model.buffer_bytes)} of open compression buffers")
     if sequence.policy != "ideal":
-        lines.append(f"  Under policy {sequence.policy}: {exact(sequence.total)}")
-        for label, value in (
-            ("carry data", sequence.useful),
-            ("rows of held pages that no token fills", sequence.page_tail),
-            ("padding", sequence.padding),
-            ("reserved for tokens in flight", sequence.reserve),
-        ):
+        pools = (
+            f", pools {plan.options.pools}" if sequence.policy == "paged" and plan.options.pools != "per_kind" else ""
+        )
+        lines.append(f"  Under policy {sequence.policy}{pools}: {exact(sequence.total)}")
+        wasted = [(words, sequence.waste(name)) for name, words in WASTE.items()]
+        for label, value in [("carry data", sequence.useful), *wasted]:
             if value:
                 lines.append(f"    {value:>18,}  {label} ({_share(value, sequence.total)})")
         lines += _groups(plan)
@@ -105,7 +104,7 @@ def _groups(plan: Plan) -> list[str]:
     lines = []
     for g in plan.sequence().groups:
         flag = "  over half of it is reserve" if g.total and g.reserve * 2 > g.total else ""
-        lines.append(f"    group {g.name}: {g.pages:,} page{'s' * (g.pages != 1)} x {g.page_bytes:,} bytes{flag}")
+        lines.append(f"    group {g.name}: {g.pages:,} page{'s' * (g.pages != 1)} x {g.block_bytes:,} bytes{flag}")
     return lines
 
 

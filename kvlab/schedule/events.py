@@ -13,6 +13,7 @@ KINDS = {
     "admit": "a waiting request runs from now on; tokens: what it must compute before its next token",
     "chunk": "a request was given tokens of a step; tokens: how many",
     "preempt": "a running request lost its pages and waits again; tokens: computed work thrown away, pages: given back",
+    "rollback": "a request was cut back to an earlier length; tokens: computed work taken back",
     "release": "pages behind a window went back; pages: how many",
     "token": "a request got a token; tokens: its id",
     "finish": "a request ended; tokens: its length, pages: given back",

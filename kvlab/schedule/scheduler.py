@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlab.cache import KVCacheManager
+from kvlab.cache import KVCacheManager, Restart
 from kvlab.schedule.events import Event, EventLog
 from kvlab.schedule.request import Request
 
@@ -42,12 +42,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` tokens of a request from position `start` on. `samples`: its last row picks the next token."""
+    """`count` tokens of a request from position `start` on.
+
+    `samples`: its last row picks the next token. `keeps_state`: a copy of the state after it is to be kept.
+    """
 
     request: Request
     start: int
     count: int
     samples: bool
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,9 @@ class Scheduler:
         self.running: list[Request] = []
         self.step_number = 0
         self._last_wait = ("", "")
+        # the last victim that had no one beside it: its own pages were scattered over too many sectors, which cannot
+        # happen again while it runs alone
+        self._alone: Request | None = None
 
     @property
     def has_work(self) -> bool:
@@ -132,24 +139,24 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget:
             request = self.running[index]
-            count = min(request.num_missing, budget)
-            while not self.cache.allocate(request.request_id, request.num_computed + count):
+            count, keeps = self._count(request, budget)
+            while not self.cache.allocate(request.request_id, request.num_computed + count, keeps):
                 preempted = True
                 if self._preempt(now, request) is request:
                     break
             else:
-                chunks.append(self._chunk(now, request, count))
+                chunks.append(self._chunk(now, request, count, keeps))
                 budget -= count
                 index += 1
         # a victim of this step would come right back and be thrown out again
         while budget and self.waiting and not preempted and self._may_admit(now):
             request = self.waiting.popleft()
             self.running.append(request)
-            count = min(request.num_missing, budget)
-            taken = self.cache.allocate(request.request_id, count)
+            count, keeps = self._count(request, budget)
+            taken = self.cache.allocate(request.request_id, count, keeps)
             assert taken, f"{request} was admitted without room for its first chunk"
             self._emit(now, "admit", request, tokens=request.num_missing)
-            chunks.append(self._chunk(now, request, count))
+            chunks.append(self._chunk(now, request, count, keeps))
             budget -= count
         chunks.sort(key=lambda chunk: chunk.count != 1)
         assert chunks or not self.has_work, "requests are alive, none was given a token"
@@ -182,6 +189,28 @@ class Scheduler:
                 return True
         return False
 
+    def truncate(self, request_id: str, tokens: int, now: float) -> Restart:
+        """Where the request goes on after only its first `tokens` tokens were kept; the rest is picked anew.
+
+        Raises:
+            ValueError: no live request of that id, a length outside its output, or a cache that cannot step back
+                that far (see `KVCacheManager.truncate`). Nothing has changed then.
+        """
+        request = next((r for r in (*self.running, *self.waiting) if r.request_id == request_id), None)
+        if request is None:
+            raise ValueError(f"request {request_id}: must be alive")
+        if not request.num_prompt <= tokens <= len(request.tokens):
+            raise ValueError(
+                f"tokens {tokens}: must be from the prompt's {request.num_prompt} to the {len(request.tokens)} there are"
+            )
+        # the last token that stays is known but not in the cache
+        before, length = request.num_computed, min(request.num_computed, tokens - 1)
+        restart = self.cache.truncate(request_id, length) if before else Restart(0)
+        del request.tokens[tokens:]
+        request.num_computed = restart.computed
+        self._emit(now, "rollback", request, f"{tokens} tokens stay", before - restart.computed)
+        return restart
+
     def _take(self, request: Request, token: int | None, now: float) -> Output:
         if token is None:
             request.error = "logits are not finite"
@@ -195,15 +224,27 @@ class Scheduler:
             self._finish(request, reason, now, why)
         return Output(request.request_id, token, reason)
 
-    def _chunk(self, now: float, request: Request, count: int) -> Chunk:
+    def _count(self, request: Request, budget: int) -> tuple[int, bool]:
+        """Tokens of the request's next chunk, and whether its state is kept after them: a chunk ends where it is."""
+        count = min(request.num_missing, budget)
+        if not self.cache.keeps_states:
+            return count, False
+        keep = self.cache.rollback.next_after(request.num_computed, request.num_prompt)
+        if keep is None or keep > request.num_computed + count:
+            return count, False
+        return keep - request.num_computed, True
+
+    def _chunk(self, now: float, request: Request, count: int, keeps_state: bool) -> Chunk:
         left = request.num_missing - count
         self._emit(now, "chunk", request, f"{left} tokens left" if left else "", tokens=count)
-        return Chunk(request, request.num_computed, count, samples=not left)
+        return Chunk(request, request.num_computed, count, not left, keeps_state)
 
     def _may_admit(self, now: float) -> bool:
         request = self.waiting[0]
         reason = ""
-        if len(self.running) >= self.limits.max_num_seqs:
+        if self._alone and not self._alone.finish_reason and request is not self._alone:
+            reason = f"request {self._alone.request_id} needs the pool to itself"
+        elif len(self.running) >= self.limits.max_num_seqs:
             reason = f"max_num_seqs {self.limits.max_num_seqs} requests run"
         elif not self.cache.has_room(len(request.tokens), spare=len(self.running)):
             reason = f"{len(request.tokens)} tokens and a page for each running request do not fit now"
@@ -215,6 +256,8 @@ class Scheduler:
     def _preempt(self, now: float, asking: Request) -> Request:
         """The last arrived of the running requests, after it lost its pages and went to the head of the queue."""
         victim = self.running.pop()
+        if not self.running:
+            self._alone = victim
         pages = self.cache.free(victim.request_id)
         self._emit(now, "preempt", victim, f"{asking.request_id} needs pages", victim.num_computed, pages)
         victim.num_computed = 0

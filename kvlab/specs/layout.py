@@ -7,7 +7,7 @@ Inside a segment the order is [heads, tokens, row]: the tokens of one head are c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.specs.formats import align
 from kvlab.specs.model import ModelSpec
@@ -102,9 +102,10 @@ class Group:
     Attributes:
         name: "full", "sliding512", ... for tables and messages.
         retention: the rule its parts share.
-        block_size: tokens covered by a page.
+        block_size: tokens that a block covers; a state's covers the whole sequence.
         members: (layer index, part index) of each part, in layer order.
         layouts: page layout of each member, in the same order.
+        parts: what each member caches, in the same order.
     """
 
     name: str
@@ -112,11 +113,22 @@ class Group:
     block_size: int
     members: tuple[tuple[int, int], ...]
     layouts: tuple[PageLayout, ...]
+    parts: tuple[CacheSpec, ...] = ()
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page id over all member layers."""
+    def block_bytes(self) -> int:
+        """Bytes of one block: a page in each of its layers."""
         return sum(layout.page_bytes for layout in self.layouts)
+
+    def resized(self, block_size: int) -> Group:
+        """The group with blocks of `block_size` tokens.
+
+        Raises:
+            ValueError: not a multiple of the compression ratio.
+        """
+        entries = _entries(self.retention, block_size)
+        layouts = tuple(page_layout(part, entries) for part in self.parts)
+        return replace(self, block_size=block_size, layouts=layouts)
 
 
 def group_parts(model: ModelSpec, block_size: int) -> tuple[Group, ...]:
@@ -146,17 +158,24 @@ def _by_retention(model: ModelSpec) -> list[tuple[Retention, list[tuple[int, int
 
 
 def retention_name(rule: Retention) -> str:
-    """The name of the group that keeps by `rule`: "full", "sliding512", "chunked8192", "compressed4", "state"."""
+    """The name of the group that keeps by `rule`: "full", "sliding512", "sliding512+4sinks", "chunked8192",
+    "compressed4", "state"."""
     names = {"all": "full", "window": "sliding", "chunk": "chunked", "stride": "compressed"}
-    return names.get(rule.rule, rule.rule) + (str(rule.size) if rule.size else "")
+    size = str(rule.size) if rule.size else ""
+    return names.get(rule.rule, rule.rule) + size + (f"+{rule.sinks}sinks" if rule.sinks else "")
+
+
+def _entries(rule: Retention, block_size: int) -> int:
+    """Entries on a page that covers `block_size` tokens."""
+    if rule.rule != "stride":
+        return block_size
+    entries, rest = divmod(block_size, rule.size)
+    if rest or not entries:
+        raise ValueError(f"block_size {block_size}: must be a multiple of the compression ratio {rule.size}")
+    return entries
 
 
 def _group(model: ModelSpec, rule: Retention, members: list[tuple[int, int]], block_size: int) -> Group:
-    entries = block_size
-    if rule.rule == "stride":
-        entries, rest = divmod(block_size, rule.size)
-        if rest or not entries:
-            raise ValueError(f"block_size {block_size}: must be a multiple of the compression ratio {rule.size}")
     by_index = {layer.index: layer for layer in model.layers}
-    layouts = tuple(page_layout(by_index[i].parts[j], entries) for i, j in members)
-    return Group(retention_name(rule), rule, block_size, tuple(members), layouts)
+    parts = tuple(by_index[i].parts[j] for i, j in members)
+    return Group(retention_name(rule), rule, block_size, tuple(members), (), parts).resized(block_size)

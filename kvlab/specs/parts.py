@@ -110,10 +110,19 @@ class CacheSpec:
         """The part that one of `tp` tensor-parallel ranks holds."""
         return self
 
-    @property
-    def rollback(self) -> bool:
-        """Whether k tokens can be taken back by forgetting entries alone."""
-        return self.retention.rule in ("all", "window", "chunk")
+    def earliest(self, tokens: int) -> int:
+        """The shortest length to which a sequence of `tokens` tokens can be cut back by forgetting entries alone.
+
+        As if what no later query reads were gone at once: a window that has slid, and a chunk that has ended, cannot
+        be brought back; a state that has seen a token cannot unsee it. (Pages give entries back later than that, and
+        a copy of a state reaches further: see `kvlab.cache.manager.KVCacheManager.truncate`.)
+        """
+        rule = self.retention
+        if rule.rule == "window":
+            return tokens if tokens >= rule.size + rule.sinks else 0
+        if rule.rule == "chunk":
+            return tokens // rule.size * rule.size
+        return tokens if rule.rule == "state" else 0
 
 
 def heads_per_rank(num_kv_heads: int, tp: int) -> int:
@@ -311,9 +320,14 @@ class RecurrentState(CacheSpec):
 
 @dataclass(frozen=True)
 class OpenBuffer(CacheSpec):
-    """Inputs of a compression window that is not complete yet (DeepSeek-V4): bounded, per sequence."""
+    """Inputs of a compression window of `ratio` tokens that is not complete yet (DeepSeek-V4), per sequence.
+
+    Each input has the place of its token in the window, so tokens of the open window can be forgotten; what a
+    complete window left behind cannot.
+    """
 
     arrays: tuple[StateArray, ...]
+    ratio: int = 1
     kind: ClassVar[str] = "buffer"
 
     @property
@@ -323,6 +337,9 @@ class OpenBuffer(CacheSpec):
     @property
     def fixed_bytes(self) -> int:
         return sum(array.array_bytes for array in self.arrays)
+
+    def earliest(self, tokens: int) -> int:
+        return tokens // self.ratio * self.ratio
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kvlab.specs.formats import get_format
 from kvlab.specs.layout import group_parts
 from kvlab.specs.model import LayerSpec, ModelSpec
 from kvlab.specs.pages import dead_pages, most_pages
-from kvlab.specs.parts import Attention, ChunkedLocal, RecurrentState, Retention, SlidingWindow
+from kvlab.specs.parts import Attention, ChunkedLocal, CrossAttention, Retention, SlidingWindow
 
 BF16 = get_format("bf16")
 FULL = Attention(2, 8, 8, BF16)
@@ -33,7 +33,7 @@ def test_two_requests_share_a_pool():
     assert manager.allocate("a", 9)
     assert (table(manager, "a"), table(manager, "b")) == ([1, 2, 4], [3])
     assert manager.slot_mapping("a", 3, 9) == [7, 8, 9, 10, 11, 16]
-    assert manager.held_bytes == 4 * manager.groups[0].page_bytes
+    assert manager.held_bytes == 4 * manager.groups[0].block_bytes
 
     # 7 pages, 4 held: b's 17 tokens need 4 more
     assert manager.missing("b", 17) == 1
@@ -104,9 +104,9 @@ def test_invariants_see_a_table_that_names_a_page_it_does_not_hold():
         manager.check_invariants()
 
 
-def test_a_state_is_not_in_the_engine_yet():
-    with pytest.raises(ValueError, match="group state: retention 'state' is not in the engine yet"):
-        manager_of(RecurrentState("mamba2", ()), num_blocks=[4])
+def test_what_an_encoder_keeps_is_not_in_the_engine_yet():
+    with pytest.raises(ValueError, match="group encoder: retention 'encoder' is not in the engine yet"):
+        manager_of(CrossAttention(2, 8, 8, BF16, encoder_tokens=3), num_blocks=[4])
 
 
 def live_positions(rule, position):

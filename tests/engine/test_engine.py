@@ -139,7 +139,7 @@ def test_one_text_is_not_a_list_of_prompts(llama):
     [
         ({"kv_dtype": "fp7"}, "dtype 'fp7': must be one of"),
         ({"num_blocks": 1}, "num_blocks 1: must be at least 2"),
-        ({"num_blocks": (5, 5)}, "must be one number for each of 1 groups"),
+        ({"num_blocks": (5, 5)}, "must be one number for each of 1 pools"),
         ({"kv_bytes": 0, "num_blocks": None}, "kv_bytes 0: two pages per group"),
         ({"kv_bytes": 10**6}, "kv_bytes and num_blocks: give one of them"),
         ({"block_size": 0}, "block_size 0: must be a positive number"),

@@ -78,7 +78,7 @@ def test_a_long_text_fits_a_small_pool_when_all_layers_have_windows(tiny):
     tokens, engine = generate(mistral, [prompt], params, block_size=2, num_blocks=8, max_batched_tokens=4)
     assert tokens == [expected]
     # 6 older tokens and 4 new ones, in pages of two; each chunk's window starts at a page's first token
-    assert engine.kv.peak_held_bytes == 5 * engine.groups[0].page_bytes
+    assert engine.kv.peak_held_bytes == 5 * engine.groups[0].block_bytes
 
 
 def test_a_request_joins_and_leaves_without_the_others_noticing(tiny):

@@ -61,11 +61,11 @@ def test_used_bytes_follow_the_window_and_peaks_stay(tiny):
     entry = 2 * 2 * 6 * 4 * 2  # k and v, heads, values, fp32, layers
     assert engine.kv.used_bytes == 7 * entry
     # the next query, at 12, reads 6 on: pages 3, 4, 5
-    assert engine.kv.held_bytes == 3 * engine.groups[0].page_bytes
+    assert engine.kv.held_bytes == 3 * engine.groups[0].block_bytes
     while engine.scheduler.has_work:
         engine.step()
     assert engine.kv.held_bytes == engine.kv.used_bytes == 0
-    assert engine.kv.peak_held_bytes == 6 * engine.groups[0].page_bytes
+    assert engine.kv.peak_held_bytes == 6 * engine.groups[0].block_bytes
     assert engine.kv.peak_used_bytes == 7 * entry
 
 
@@ -74,8 +74,8 @@ def test_a_budget_in_bytes_is_split_so_that_both_groups_fit_as_many_sequences(ti
     engine = Engine(model, kv_bytes=400_000, block_size=4, max_batched_tokens=16)
     full, window = engine.groups
     # at 128 tokens: 32 pages of the one layer, and for 7 - 1 + 16 tokens 7 of the other two
-    sequence = 32 * full.page_bytes + 7 * window.page_bytes
-    left = 400_000 - full.page_bytes - window.page_bytes
+    sequence = 32 * full.block_bytes + 7 * window.block_bytes
+    left = 400_000 - full.block_bytes - window.block_bytes
     assert engine.num_blocks == (1 + 32 * left // sequence, 1 + 7 * left // sequence)
     assert engine.kv.allocated_bytes <= 400_000
 

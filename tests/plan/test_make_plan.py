@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.plan import make_plan
-from kvlab.plan.policies import sequence_bytes
+from kvlab.plan.policies import WASTE, sequence_bytes
 
 CONFIGS = Path(__file__).parents[3] / "shared" / "configs"
 EXPECTED = CONFIGS / "expected.json"
@@ -64,11 +64,14 @@ def test_every_published_config_agrees_with_its_expected_facts():
         assert found["kv_bytes_per_token_short"] == want["bytes_per_token_short_context"], name
         assert found["kv_state_bytes"] == state, name
         json.dumps(found, allow_nan=False)
-        for policy, split in found["policies"].items():
+        for policy, split in (found["policies"] | found["pools"]).items():
             if "error" not in split:
-                four = [split[f"{k}_bytes"] for k in ("useful", "page_tail", "padding", "reserve")]
-                assert min(four) >= 0, (name, policy)
-                assert sum(four) == split["kv_bytes"] == sum(g["kv_bytes"] for g in split["groups"]), (name, policy)
+                all_parts = [split[f"{k}_bytes"] for k in ("useful", *WASTE)]
+                assert min(all_parts) >= 0, (name, policy)
+                assert sum(all_parts) == split["kv_bytes"] == sum(g["kv_bytes"] for g in split["groups"]), (
+                    name,
+                    policy,
+                )
 
 
 def test_the_json_holds_what_the_command_promises():

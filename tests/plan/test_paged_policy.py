@@ -7,7 +7,6 @@ from kvlab.plan.policies import (
     default_block_size,
     ideal_bytes,
     paged_pool_bytes,
-    paged_sequence_pages,
     sequence_bytes,
 )
 from kvlab.specs.formats import get_format
@@ -25,6 +24,7 @@ from kvlab.specs.parts import (
     SlidingWindow,
     StateArray,
 )
+from kvlab.specs.pools import group_pages
 
 BF16, INT8 = get_format("bf16"), get_format("int8")
 FULL = Attention(2, 64, 64, BF16)
@@ -66,7 +66,7 @@ def test_a_window_holds_exactly_the_pages_of_the_worst_walk(block_size, size, in
     rule = Retention("window", size)
     for tokens in range(1, 60):
         want = peak_by_walking(rule, block_size, tokens, in_flight)
-        assert paged_sequence_pages(group_of(rule, block_size), tokens, in_flight) == want, tokens
+        assert group_pages(group_of(rule, block_size), tokens, in_flight) == want, tokens
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
@@ -76,15 +76,16 @@ def test_a_chunk_never_holds_more_than_predicted_and_at_most_one_page_less(block
     rule = Retention("chunk", size)
     for tokens in range(1, 60):
         walked = peak_by_walking(rule, block_size, tokens, in_flight)
-        assert walked <= paged_sequence_pages(group_of(rule, block_size), tokens, in_flight) <= walked + 1, tokens
+        assert walked <= group_pages(group_of(rule, block_size), tokens, in_flight) <= walked + 1, tokens
 
 
 def test_full_state_entries_and_encoder_pages():
-    assert paged_sequence_pages(group_of(Retention("all"), 16), 33, 2048) == 3
-    assert paged_sequence_pages(group_of(Retention("state"), 16), 33, 2048) == 1
+    assert group_pages(group_of(Retention("all"), 16), 33, 2048) == 3
+    assert group_pages(group_of(Retention("state"), 16), 33, 2048) == 1
     # 4 tokens an entry, 16 tokens a page: the fifth entry, complete at 20 tokens, needs a second page
-    assert [paged_sequence_pages(group_of(Retention("stride", 4), 16), n, 8) for n in (3, 4, 19, 20)] == [0, 1, 1, 2]
-    assert paged_sequence_pages(group_of(Retention("encoder"), 16), 1, 1, encoder_tokens=17) == 2
+    assert [group_pages(group_of(Retention("stride", 4), 16), n, 8) for n in (3, 4, 19, 20)] == [0, 1, 1, 2]
+    image = CrossAttention(2, 64, 64, BF16, encoder_tokens=17)
+    assert group_pages(Group("g", Retention("encoder"), 16, (), (), (image,)), 1, 1) == 2
 
 
 def test_the_allocator_reaches_the_predicted_bytes_and_never_more():
@@ -104,7 +105,7 @@ def test_the_allocator_reaches_the_predicted_bytes_and_never_more():
         manager.advance("a", computed)
     # 61 tokens end in 16 full pages; 8 - 1 old tokens and 6 new ones span 13 tokens, over at most 4 pages
     assert [g.pages for g in predicted.groups] == peaks == [16, 4]
-    assert predicted.total == sum(p * g.page_bytes for p, g in zip(peaks, groups, strict=True))
+    assert predicted.total == sum(p * g.block_bytes for p, g in zip(peaks, groups, strict=True))
 
 
 def test_bytes_split_into_data_tail_padding_and_reserve():
@@ -113,10 +114,10 @@ def test_bytes_split_into_data_tail_padding_and_reserve():
     full, sliding = sequence_bytes(model, 21, PolicySettings("paged", block_size=4, in_flight=9)).groups
     row = 2 * 2 * (24 + 4)
     page = 4 * 2 * 2 * (32 + 4)
-    assert (full.pages, full.page_bytes, full.total) == (6, page, 6 * page)
+    assert (full.pages, full.block_bytes, full.total) == (6, page, 6 * page)
     assert (full.useful, full.page_tail, full.padding, full.reserve) == (21 * row, 3 * row, 6 * 4 * 2 * 2 * 8, 0)
     # alone the window spans 8 tokens over at most 3 pages; with 9 in flight 16 tokens over at most 5
-    assert (sliding.pages, sliding.page_bytes) == (5, 2 * page)
+    assert (sliding.pages, sliding.block_bytes) == (5, 2 * page)
     assert sliding.useful == 2 * 8 * row
     assert sliding.page_tail == 2 * (12 - 8) * row
     assert sliding.padding == 3 * 2 * 4 * 2 * 2 * 8
@@ -147,7 +148,7 @@ def test_below_its_window_a_sliding_layer_costs_what_a_full_layer_costs(tokens):
 def test_pool_bytes_count_the_null_pages_that_are_asked_for():
     groups = group_parts(model_of(FULL, window(8), window(8)), 16)
     page = 16 * 2 * 2 * 64 * 2
-    assert [g.page_bytes for g in groups] == [page, 2 * page]
+    assert [g.block_bytes for g in groups] == [page, 2 * page]
     assert paged_pool_bytes(groups, [10, 3]) == 16 * page
     assert paged_pool_bytes(groups, {"full": 10, "sliding8": 3}) == 16 * page
     with pytest.raises(ValueError, match="one number for each of 2 groups"):

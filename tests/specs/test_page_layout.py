@@ -69,7 +69,7 @@ def test_keys_and_values_of_different_widths() -> None:
 def groups(name: str, block_size: int) -> list[tuple[str, int, int]]:
     """(name, parts, bytes of one page id) of each group of catalogue model `name`."""
     model = from_config(catalogue.get(name))
-    return [(g.name, len(g.members), g.page_bytes) for g in group_parts(model, block_size)]
+    return [(g.name, len(g.members), g.block_bytes) for g in group_parts(model, block_size)]
 
 
 def test_windows_get_a_table_of_their_own() -> None:

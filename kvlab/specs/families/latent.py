@@ -66,9 +66,9 @@ def deepseek_v4(f: Fields) -> list[Parts]:
             window,
             CompressedEntries(4, width, kv),
             IndexKeys(index, kv, ratio=4),
-            OpenBuffer((*_overlapping(f, "", width, 4), *_overlapping(f, "index_", index, 4))),
+            OpenBuffer((*_overlapping(f, "", width, 4), *_overlapping(f, "index_", index, 4)), 4),
         ),
-        128: (window, CompressedEntries(128, width, kv), OpenBuffer(_open(f, "", width, 128))),
+        128: (window, CompressedEntries(128, width, kv), OpenBuffer(_open(f, "", width, 128), 128)),
     }
     return [kinds[ratio] for ratio in ratios[: f.num_layers]]
 
