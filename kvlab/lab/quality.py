@@ -38,7 +38,7 @@ class LockstepCache:
         width = -(-max_tokens // BLOCK_SIZE)
         self.model, self.kv_format, self.num_seqs = model, kv_format, num_seqs
         self.storage = PagedStorage(groups, [1 + num_seqs * width] * len(groups), model.device)
-        self.views = self.storage.views(len(model.spec.layers))
+        self.views = self.storage.views(with_kv_format(model.spec, kv_format))
         pages = 1 + torch.arange(num_seqs * width, dtype=torch.int32, device=model.device)
         self.block_table = pages.view(num_seqs, width)
         self.starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=model.device)
