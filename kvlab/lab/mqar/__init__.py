@@ -1,0 +1,1 @@
+"""Associative recall by tiny trained models: how much a layer must keep to answer. `python -m kvlab.lab.mqar`."""
