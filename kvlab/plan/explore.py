@@ -17,17 +17,19 @@ from kvlab.plan.plan import Plan, bytes_per_token_at, make_plan
 OWN = "own"
 DEFAULTS: dict[str, Any] = {
     "model": "llama-3.1-8b", "attention": "gqa", "layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128,
-    "window": 4096, "full_every": 4, "latent_dim": 512, "rope_dim": 64, "weight_dtype": "bf16", "kv_dtype": "bf16",
+    "window": 4096, "full_every": 4, "latent_dim": 512, "rope_dim": 64, "state_dim": 128, "ratio": 128, "weight_dtype": "bf16", "kv_dtype": "bf16",
     "context": 8192, "batch": 1, "gpu": "h100-sxm", "tp": 1, "policy": "ideal",
 }  # fmt: skip
-ATTENTION = ("mha", "gqa", "mqa", "mla", "sliding", "hybrid")
+ATTENTION = ("mha", "gqa", "mqa", "mla", "sliding", "hybrid", "recurrent", "compressed")
+RATIOS = (4, 128)
+"""Tokens per compressed entry: DeepSeek-V4's two kinds of layer, the denser with an indexer."""
 _OPTIONS = ("context", "batch", "kv_dtype", "weight_dtype", "tp", "gpu", "policy")
 _BOUND = {"weights": "reading the weights", "cache": "reading the cache", "compute": "arithmetic"}
 FFN_PER_HIDDEN = 3.5
 VOCABULARY = 128_256
 LIMITS = {
     "layers": 1000, "query_heads": 4096, "kv_heads": 4096, "head_dim": 4096, "window": 2**30, "full_every": 1000,
-    "latent_dim": 2**16, "rope_dim": 4096,
+    "latent_dim": 2**16, "rope_dim": 4096, "state_dim": 4096, "ratio": 128,
 }  # fmt: skip
 
 
@@ -106,7 +108,9 @@ def own_config(params: Mapping[str, Any]) -> dict[str, Any]:
     """The config of an own shape: a decoder with gated feed-forward layers, as `kvlab.specs` and the engine read it.
 
     Hidden size is query heads x head_dim, the feed-forward width 3.5 times that, the vocabulary 128,256 (as in
-    Llama 3), tables not tied.
+    Llama 3), tables not tied. "recurrent" is attention in one layer of `full_every` and a gated delta net between,
+    whose state is a `state_dim` x `state_dim` matrix per query head (Qwen3.5's layers); "compressed" a window and one
+    entry per `ratio` tokens in every layer (DeepSeek-V4's layers, its feed-forward part in two halves).
 
     Raises:
         ValueError: a control that is no whole number in its range, an unknown kind, heads that do not divide.
@@ -128,6 +132,10 @@ def own_config(params: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     if attention == "mla":
         return _latent(config, shape)
+    if attention == "recurrent":
+        return _recurrent(config, shape)
+    if attention == "compressed":
+        return _compressed(config, shape)
     if attention in ("sliding", "hybrid"):
         return _windowed(config, shape, attention)
     return config
@@ -140,6 +148,29 @@ def _windowed(config: dict[str, Any], shape: Mapping[str, int], attention: str) 
     every = shape["full_every"]
     kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(shape["layers"])]
     return {**config, **window, "model_type": "qwen3", "use_sliding_window": True, "layer_types": kinds}
+
+
+def _recurrent(config: dict[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
+    heads, width = config["num_attention_heads"], shape["state_dim"]
+    return {
+        **config, "model_type": "qwen3_5_text", "full_attention_interval": shape["full_every"],
+        "linear_num_key_heads": heads, "linear_num_value_heads": heads, "linear_key_head_dim": width,
+        "linear_value_head_dim": width, "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+
+
+def _compressed(config: dict[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
+    if shape["ratio"] not in RATIOS:
+        raise ValueError(f"ratio {shape['ratio']}: must be one of {', '.join(map(str, RATIOS))} tokens per entry")
+    width = config["head_dim"]
+    return {
+        **config, "model_type": "deepseek_v4", "num_key_value_heads": 1, "sliding_window": shape["window"],
+        "compress_ratios": [shape["ratio"]] * shape["layers"], "index_head_dim": width, "index_n_heads": 32,
+        "index_topk": 1024, "q_lora_rank": config["hidden_size"] // 4, "qk_rope_head_dim": width // 2,
+        "o_groups": 1, "o_lora_rank": config["hidden_size"] // 4, "hc_mult": 4, "num_hash_layers": 0,
+        "moe_intermediate_size": config["intermediate_size"] // 2, "n_routed_experts": 1, "n_shared_experts": 1,
+        "num_experts_per_tok": 1,
+    }  # fmt: skip
 
 
 def _latent(config: dict[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:

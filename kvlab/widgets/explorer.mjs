@@ -15,6 +15,8 @@ const ATTENTION = [
   ["mla", "latent (MLA)"],
   ["sliding", "sliding window in every layer"],
   ["hybrid", "hybrid: windows, some layers full"],
+  ["recurrent", "hybrid: recurrent states, some layers full"],
+  ["compressed", "compressed entries and a window"],
 ];
 const POLICY = {
   ideal: "ideal: only what carries data",
@@ -133,7 +135,10 @@ function controls(params, data) {
       number("full_every", "One full layer in", params.full_every, 1, 1000)),
     node("div", { class: "kvx-pair" },
       number("latent_dim", "Latent (values)", params.latent_dim, 1, 8192),
-      number("rope_dim", "Rotary key (values)", params.rope_dim, 0, 1024)));
+      number("rope_dim", "Rotary key (values)", params.rope_dim, 0, 1024)),
+    node("div", { class: "kvx-pair" },
+      number("state_dim", "State per head (n x n values)", params.state_dim, 8, 1024),
+      choice("ratio", "Tokens per entry", [4, 128], params.ratio)));
   return node("form", { class: "kvx-controls", "aria-label": "Settings of the explorer" },
     node("fieldset", {}, node("legend", {}, "Model"),
       choice("model", "Preset", [["own", "own shape"], ...data.models], params.model)),
@@ -151,9 +156,11 @@ function controls(params, data) {
 }
 
 const RELEVANT = {
-  kv_heads: (p) => ["gqa", "sliding", "hybrid"].includes(p.attention),
-  full_every: (p) => p.attention === "hybrid",
-  window: (p) => ["sliding", "hybrid"].includes(p.attention),
+  kv_heads: (p) => ["gqa", "sliding", "hybrid", "recurrent"].includes(p.attention),
+  full_every: (p) => ["hybrid", "recurrent"].includes(p.attention),
+  window: (p) => ["sliding", "hybrid", "compressed"].includes(p.attention),
+  state_dim: (p) => p.attention === "recurrent",
+  ratio: (p) => p.attention === "compressed",
   latent_dim: (p) => p.attention === "mla",
   rope_dim: (p) => p.attention === "mla",
 };
@@ -163,7 +170,7 @@ function readParams(form) {
   for (const input of form.elements) {
     if (!input.name) continue;
     if (input.type === "range") params[input.name] = input.exact();
-    else if (input.type === "number" || input.name === "tp") params[input.name] = Number(input.value);
+    else if (input.type === "number" || ["tp", "ratio"].includes(input.name)) params[input.name] = Number(input.value);
     else params[input.name] = input.value;
   }
   return params;

@@ -65,6 +65,12 @@ CHANGES = (
     ("attention", "mla"),
     ("latent_dim", "384"),
     ("rope_dim", "32"),
+    ("attention", "recurrent"),
+    ("full_every", "8"),
+    ("state_dim", "64"),
+    ("attention", "compressed"),
+    ("window", "256"),
+    ("ratio", "4"),
 )
 """Every control at least once, in an order in which each has an effect."""
 
@@ -187,7 +193,8 @@ def assert_same_figures(found: dict, plan: dict) -> None:
     """Compares what a page showed with a plan, at the precision it shows."""
     assert found["kv_bytes"].startswith(f"{plan['kv_bytes']:,} bytes")
     assert found["max_concurrent"] == f"{plan['max_concurrent']:,}"
-    weights, cache = gib(plan["memory"]["weights_bytes"]), gib(plan["kv_bytes_per_gpu"] * plan["batch"])
+    state = plan["kv_state_bytes"] * plan["batch"] // plan["tp"]
+    weights, cache = gib(plan["memory"]["weights_bytes"]), gib(plan["kv_bytes_per_gpu"] * plan["batch"] - state)
     assert found["weights"] == weights and found["cache"] == cache
     assert found["drawn"] == {"weights": [f"Weights: {weights}"], "cache": [f"KV cache: {cache}"]}
     assert f"capacity {gib(plan['hardware']['memory_bytes'])}" in found["capacity"]

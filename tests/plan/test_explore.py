@@ -66,14 +66,24 @@ def test_what_fills_a_gpu_adds_up_and_crosses_the_capacity_when_the_batch_no_lon
     ("attention", "per_token"),
     [
         ("mha", 8 * 2 * 16 * 64 * 2), ("gqa", 8 * 2 * 4 * 64 * 2), ("mqa", 8 * 2 * 64 * 2), ("mla", 8 * 576 * 2),
-        ("sliding", 0), ("hybrid", 2 * 2 * 4 * 64 * 2),
+        ("sliding", 0), ("hybrid", 2 * 2 * 4 * 64 * 2), ("recurrent", 2 * 2 * 4 * 64 * 2), ("compressed", 8 * 64 * 2 / 128),
     ],
 )  # fmt: skip
 def test_own_shapes_cost_what_their_factors_say(attention, per_token):
     state = explorer_state({**OWN, "attention": attention, "context": 4096})
     assert state["kv_bytes_per_token_at_context"] == per_token
     windows = {"sliding": 8, "hybrid": 6}.get(attention, 0) * 1024 * 2 * 4 * 64 * 2
-    assert state["kv_bytes"] == 4096 * per_token + windows
+    windows += {"compressed": 8}.get(attention, 0) * 1024 * 64 * 2
+    # per recurrent layer a matrix of 128 x 128 fp32 per head, and three inputs of a convolution over q, k and v in bf16
+    states = {"recurrent": 6}.get(attention, 0) * 16 * (128 * 128 * 4 + 3 * 3 * 128 * 2)
+    assert state["kv_bytes"] == 4096 * per_token + windows + states
+    assert state["kv_state_bytes"] == states
+
+
+def test_one_entry_for_4_tokens_brings_an_indexer_with_it():
+    dense, sparse = (explorer_state({**OWN, "attention": "compressed", "ratio": r, "context": 4096}) for r in (4, 128))
+    entries = 8 * 64 * 2
+    assert dense["kv_bytes"] - sparse["kv_bytes"] == 4096 // 4 * 2 * entries - 4096 // 128 * entries
 
 
 def test_an_own_shapes_weights_are_those_of_a_gated_decoder():
@@ -95,6 +105,7 @@ def test_an_own_shapes_weights_are_those_of_a_gated_decoder():
         ({"attention": "linear"}, "attention 'linear': must be one of mha"),
         ({"tp": 32}, "tp 32: must divide the 16 query heads"),
         ({"context": 0}, "context 0"),
+        ({"attention": "compressed", "ratio": 8}, "ratio 8: must be one of 4, 128 tokens per entry"),
         ({"gpu": "abacus"}, "gpu 'abacus': must be one of"),
         ({"colour": 1}, "control 'colour': must be one of"),
     ],
