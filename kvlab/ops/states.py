@@ -24,7 +24,13 @@ def use_reference() -> bool:
 
 
 def over_sequences(
-    inputs: Sequence[Tensor], pages: Tensor, batch: AttentionBatch, out: Tensor, *, decode: Recurrence, chunk: Recurrence
+    inputs: Sequence[Tensor],
+    pages: Tensor,
+    batch: AttentionBatch,
+    out: Tensor,
+    *,
+    decode: Recurrence,
+    chunk: Recurrence,
 ) -> Tensor:
     """`out` [T, ...] filled with the result of a recurrence over every sequence of `batch`; padded rows give zeros.
 
