@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -143,8 +144,31 @@ def _llama3(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) ->
     return RopeFacts("llama3", original_max_position=c.original_max_position(rule), **bands, **common)
 
 
+def _yarn(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
+    factor, share, everywhere = float(rule["factor"]), rule.get("mscale"), rule.get("mscale_all_dim")
+    attention = rule.get("attention_factor")
+    if attention is None:
+        pair = _mscale(factor, share) / _mscale(factor, everywhere) if share and everywhere else None
+        attention = _mscale(factor, 1.0) if pair is None else pair
+    return RopeFacts(
+        "yarn",
+        factor=factor,
+        original_max_position=c.original_max_position(rule),
+        attention_factor=float(attention),
+        beta_fast=float(rule.get("beta_fast") or 32),
+        beta_slow=float(rule.get("beta_slow") or 1),
+        truncate=bool(rule.get("truncate", True)),
+        **common,
+    )
+
+
+def _mscale(factor: float, share: float) -> float:
+    """By how much stretched positions make cosines and sines larger. Source: YaRN (arXiv 2309.00071), section 3.4."""
+    return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
+
+
 def _unwritten(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
     raise ValueError(f"rope_type {rule.get('rope_type', rule.get('type'))!r}: the engine does not run it yet")
 
 
-_SCALED = {"linear": _linear, "llama3": _llama3, "yarn": _unwritten, "longrope": _unwritten}
+_SCALED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _unwritten}

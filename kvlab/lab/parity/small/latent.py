@@ -1,0 +1,80 @@
+"""Latent attention: every width small and unlike its neighbours, a dense layer before those with experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kvlab.lab.parity.small.row import TESTED_TOKENS, VOCAB, Changes, Small
+from kvlab.models.facts import ModelConfig, RopeFacts
+from kvlab.models.modules.mla import LatentAttentionFacts
+
+ROTARY = 12  # values of a rotary key: six frequencies
+
+
+def latents(facts: ModelConfig) -> list[LatentAttentionFacts]:
+    """The latent attention of each layer."""
+    return [layer.branches[0].module for layer in facts.layers]
+
+
+def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    """Few heads, narrow latents, few experts in the original's groups."""
+    heads, hidden = 4, 4 * 14
+    new: Changes = {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": hidden + 24,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 2 * TESTED_TOKENS,
+        "kv_lora_rank": 24,
+        "q_lora_rank": 20 if config.get("q_lora_rank") else None,
+        "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": ROTARY,
+        "v_head_dim": 14,
+    }
+    return new | small_experts(config) | small_rotary(config, latents(facts)[0].rope)
+
+
+def small_experts(config: Mapping[str, Any]) -> Changes:
+    """Twice as many experts as a token runs through, in groups as before where there are groups."""
+    if not config.get("n_routed_experts"):
+        return {}
+    new: Changes = {"moe_intermediate_size": 18, "n_routed_experts": 8, "num_experts_per_tok": 3}
+    if (config.get("n_group") or 1) > 1:
+        new |= {"n_group": 4, "topk_group": 2}
+    return new
+
+
+def layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
+    """The kept layers; how many of them come before the experts."""
+    new: Changes = {"num_hidden_layers": len(kept)}
+    if config.get("mlp_layer_types"):
+        new["mlp_layer_types"] = [config["mlp_layer_types"][i] for i in kept]
+    if "first_k_dense_replace" in config:
+        new["first_k_dense_replace"] = sum(i < config["first_k_dense_replace"] for i in kept)
+    return new
+
+
+def small_rotary(config: Mapping[str, Any], rope: RopeFacts | None) -> Changes:
+    """The length that a stretched rotation refers to, moved so that some pairs are kept, some stretched, some between."""
+    if rope is None or rope.kind != "yarn":
+        return small_divisors(config)
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    # the middle pair turns once within this length
+    original = round(2 * math.pi * rope.theta ** (0.5))
+    return {name: config[name] | {"original_max_position_embeddings": original, "beta_fast": 8, "beta_slow": 1}}
+
+
+def small_divisors(config: Mapping[str, Any]) -> Changes:
+    """Divisors per pair, as many as there are pairs now; the length they refer to is the model's."""
+    rule = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if rule.get("rope_type", rule.get("type")) != "longrope":
+        return {}
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    cut = {key: rule[key][: ROTARY // 2] for key in ("short_factor", "long_factor")}
+    return {name: rule | cut | {"original_max_position_embeddings": 2 * TESTED_TOKENS}}
+
+
+SMALL = {name: Small(widths, layers) for name in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")}
