@@ -36,6 +36,9 @@ class Attention:
         self.out_bias = scope.take("o_proj.bias", hidden) if f.out_bias else None
         self.q_norm = _head_norm(f, scope, "q_norm", f.num_query_heads)
         self.k_norm = None if f.source is not None else _head_norm(f, scope, "k_norm", f.num_kv_heads)
+        gate_rows = f.num_query_heads * f.value_dim
+        self.gate = scope.take("gate_proj.weight", gate_rows, hidden) if f.output_gate else None
+        self.gate_bias = scope.take("gate_proj.bias", gate_rows) if f.output_gate and f.qkv_bias else None
         self.sinks = scope.take("sinks", f.num_query_heads) if f.sinks else None
         self.alibi = alibi_slopes(f.num_query_heads).to(scope.device) if f.alibi else None
 
@@ -50,7 +53,10 @@ class Attention:
             query, views, batch, scale=f.scale, window=f.window, softcap=f.softcap,
             sinks=self.sinks, chunk=f.chunk, alibi=self.alibi,
         )  # fmt: skip
-        return linear(seen.reshape(len(seen), -1), self.out, self.out_bias)
+        seen = seen.reshape(len(seen), -1)
+        if self.gate is not None:
+            seen = seen * linear(x, self.gate, self.gate_bias).sigmoid()
+        return linear(seen, self.out, self.out_bias)
 
     def project(self, x: Tensor, step: StepContext) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Query [T, Hq, key_dim], key and value [T, Hkv, ...], normed and rotated; None where another layer has them."""
@@ -149,7 +155,8 @@ def reference(facts: AttentionFacts, weights: Names, x: Tensor, whole: WholeCont
         weighted = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
     else:
         weighted = scores.softmax(-1)
-    return w.linear("o_proj", torch.einsum("hts,shd->thd", weighted, value).flatten(1))
+    seen = torch.einsum("hts,shd->thd", weighted, value).flatten(1)
+    return w.linear("o_proj", seen * torch.sigmoid(w.linear("gate_proj", x)) if f.output_gate else seen)
 
 
 def _reference_normed(f: AttentionFacts, w: Names, name: str, rows: Tensor) -> Tensor:
