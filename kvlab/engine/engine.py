@@ -11,81 +11,27 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
-from kvlab.cache import KVCacheManager, RollbackPolicy
+from kvlab.cache import KVCacheManager
 from kvlab.cache.kept import PageCopy
+from kvlab.cache.waste import PoolUse, pool_use
+from kvlab.engine.options import EngineOptions, engine_options
 from kvlab.engine.runner import Runner
 from kvlab.engine.sampler import RowParams, sample
 from kvlab.engine.sizing import Sequences, blocks_for_bytes, default_kv_bytes
 from kvlab.engine.storage import KVUse, PagedStorage, with_kv_format
 from kvlab.ops.dispatch import backend
-from kvlab.schedule import EventLog, Limits, Output, Request, SamplingParams, Scheduler, Step
+from kvlab.schedule import EventLog, Output, Request, SamplingParams, Scheduler, Step
 from kvlab.specs.formats import get_format
 from kvlab.specs.pools import pool_layout
-from kvlab.specs.rollback import NOTHING_KEPT
 from kvlab.specs.units import human_bytes
 
 log = logging.getLogger("kvlab.engine")
 
 _FORMAT_OF = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How an engine is set up.
-
-    Attributes:
-        kv_dtype: storage format of keys and values; None is the model's dtype.
-        block_size: tokens per page.
-        pools: how groups share memory: "per_kind", "unified" or "sectors" (see `kvlab.specs.pools`).
-        num_blocks: units of each pool (pages; sectors where those are shared), the null one included; a tuple gives
-            one number per pool.
-        kv_bytes: bytes of all pools; with neither this nor num_blocks a share of the free memory.
-        split_tokens: pools of their own share kv_bytes as one sequence of this length needs them; None: the longest.
-        rollback: how far sequences can be taken back, and which states are kept; by default nothing is.
-        max_model_len: prompt and output of a request; None is the model's own length.
-        max_num_seqs: requests that run at once.
-        max_batched_tokens: tokens of one step.
-        seed: of requests that name none.
-        check: invariants after every step, and NaN in every page that nobody holds.
-        pad_to: rows of a step are padded to multiples of this.
-        page_seed: shuffles the order in which pages are handed out at first; for tests and experiments.
-        log_events: events that the log keeps.
-    """
-
-    kv_dtype: str | None = None
-    block_size: int = 16
-    pools: str = "per_kind"
-    num_blocks: int | tuple[int, ...] | None = None
-    kv_bytes: int | None = None
-    split_tokens: int | None = None
-    rollback: RollbackPolicy = NOTHING_KEPT
-    max_model_len: int | None = None
-    max_num_seqs: int = 32
-    max_batched_tokens: int = 2048
-    seed: int = 0
-    check: bool = False
-    pad_to: int = 1
-    page_seed: int | None = None
-    log_events: int = 4096
-
-    def __post_init__(self) -> None:
-        if self.pad_to < 1:
-            raise ValueError(f"pad_to {self.pad_to}: must be at least 1")
-
-    def limits(self, max_position: int) -> Limits:
-        """The limits of steps and sequences for a model of length `max_position`.
-
-        Raises:
-            ValueError: a limit below 1, or longer sequences than the model was made for.
-        """
-        length = max_position if self.max_model_len is None else self.max_model_len
-        if length > max_position:
-            raise ValueError(f"max_model_len {length}: the model was made for at most {max_position} tokens")
-        return Limits(self.max_num_seqs, self.max_batched_tokens, length)
 
 
 @dataclass(frozen=True)
@@ -124,7 +70,7 @@ class Engine:
     """
 
     def __init__(self, model, options: EngineOptions | None = None, **changes) -> None:
-        self.options = _options(options, changes)
+        self.options = engine_options(options, changes)
         self.model = model
         self.kv_dtype = get_format(self.options.kv_dtype or _FORMAT_OF[model.decoder.dtype]).name
         _check_readable(self.kv_dtype, model.decoder)
@@ -266,18 +212,26 @@ class Engine:
             predicted, self.storage.allocated_bytes, held, used, max(held, self._peak[0]), max(used, self._peak[1])
         )
 
+    @property
+    def pool_use(self) -> PoolUse:
+        """What every byte of the pools is for, now: data, each kind of waste, free."""
+        return pool_use(self.cache)
+
     def describe(self) -> str:
         """One line for people: the pool, its pages and the limits."""
+        sizes, names = self.num_blocks, [g.name for g in self.groups]
         if self.options.pools == "per_kind":
-            pages = ", ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(self.num_blocks, self.groups, strict=True))
+            pages = ", ".join(f"{n - 1:,} pages of {name}" for n, name in zip(sizes, names, strict=True))
+            pages += f", {self.options.block_size} tokens each"
         else:
             unit = "sectors" if self.options.pools == "sectors" else "pages"
-            pages = f"{self.num_blocks[0] - 1:,} {unit} for {', '.join(g.name for g in self.groups)}"
+            kinds = ", ".join(f"{g.name} ({g.block_size} tokens a page)" for g in self.groups)
+            pages = f"{sizes[0] - 1:,} {unit} for {kinds}"
         limits = self.limits
         return (
-            f"KV pool {human_bytes(self.kv.allocated_bytes)} on {self.model.decoder.device}: {pages}, "
-            f"{self.options.block_size} tokens each; at most {limits.max_num_seqs} sequences of "
-            f"{limits.max_model_len:,} tokens, {limits.max_batched_tokens:,} tokens a step"
+            f"KV pool {human_bytes(self.kv.allocated_bytes)} on {self.model.decoder.device}: {pages}; "
+            f"at most {limits.max_num_seqs} sequences of {limits.max_model_len:,} tokens, "
+            f"{limits.max_batched_tokens:,} tokens a step"
         )
 
     def _size_pools(self) -> tuple[int, ...]:
@@ -355,11 +309,3 @@ def _check_readable(kv_dtype: str, decoder) -> None:
     """Refuses pages in fp64 where the kernels that would read them compute in fp32."""
     if kv_dtype == "fp64" and backend(torch.empty(0, dtype=decoder.dtype, device=decoder.device)) == "cpu":
         raise ValueError("kv_dtype 'fp64': needs a model in fp64 (--dtype fp64), the CPU kernels compute in fp32")
-
-
-def _options(options: EngineOptions | None, changes: dict) -> EngineOptions:
-    known = {field.name for field in fields(EngineOptions)}
-    if unknown := changes.keys() - known:
-        raise ValueError(f"option {min(unknown)}: must be one of {', '.join(sorted(known))}")
-    base = {} if options is None else {name: getattr(options, name) for name in known}
-    return EngineOptions(**base | changes)

@@ -13,7 +13,7 @@ import torch
 
 from kvlab.ops.views import PageViews, SegmentViews, part_views
 from kvlab.specs.formats import get_format
-from kvlab.specs.layout import Group, PageLayout
+from kvlab.specs.layout import Group
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.pools import PoolLayout, lay_out
 
@@ -77,14 +77,17 @@ class PagedStorage:
             for g, per_unit in enumerate(layout.pages_per_unit)
         ]
         self.buffers: dict[tuple[int, int], torch.Tensor] = {}
-        self._layouts: dict[tuple[int, int], PageLayout] = {}
         for rows, group, places in zip(self._rows, layout.groups, layout.places, strict=True):
             for member, place in zip(group.members, places, strict=True):
-                self.buffers[member], self._layouts[member] = rows[place.buffer], place.layout
+                self.buffers[member] = rows[place.buffer]
 
     def views(self, spec: ModelSpec) -> list[tuple[PageViews | SegmentViews | None, ...]]:
         """Views of each part of each layer of `spec`, None for a part that owns nothing."""
-        by_member = {member: part_views(self.buffers[member], layout) for member, layout in self._layouts.items()}
+        by_member = {
+            member: part_views(self.buffers[member], place.layout, g)
+            for g, (group, places) in enumerate(zip(self.layout.groups, self.layout.places, strict=True))
+            for member, place in zip(group.members, places, strict=True)
+        }
         return [tuple(by_member.get((x.index, i)) for i in range(len(x.parts))) for x in spec.layers]
 
     @property

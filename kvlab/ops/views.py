@@ -26,6 +26,7 @@ class PageViews:
         k_scale, v_scale: fp32 [num_pages, Hkv, block_size, 1], or None for formats without scales.
         buffer: the uint8 [num_pages, page_bytes] tensor they look at.
         layout: where each segment lies in a page.
+        group: index of the block table that names these pages; None: as `kvlab.specs.layout.part_groups` has it.
     """
 
     format: str
@@ -35,6 +36,7 @@ class PageViews:
     v_scale: torch.Tensor | None
     buffer: torch.Tensor
     layout: PageLayout
+    group: int | None = None
 
     @property
     def block_size(self) -> int:
@@ -67,8 +69,10 @@ class PageViews:
         )
 
 
-def page_views(buffer: torch.Tensor, layout: PageLayout) -> PageViews:
+def page_views(buffer: torch.Tensor, layout: PageLayout, group: int | None = None) -> PageViews:
     """Typed views of the pages in `buffer`, a contiguous uint8 [num_pages, page_bytes].
+
+    `group` is the index of their block table where it is not `kvlab.specs.layout.part_groups`'.
 
     Raises:
         ValueError: buffer of another type, shape or page size; a page without k and v.
@@ -87,7 +91,7 @@ def page_views(buffer: torch.Tensor, layout: PageLayout) -> PageViews:
     k, v = (_view(buffer, layout[n], dtype) for n in ("k", "v"))
     scaled = "k_scale" in names
     k_scale, v_scale = ((_view(buffer, layout[n], torch.float32) if scaled else None) for n in ("k_scale", "v_scale"))
-    return PageViews(fmt, k, v, k_scale, v_scale, buffer, layout)
+    return PageViews(fmt, k, v, k_scale, v_scale, buffer, layout, group)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +103,13 @@ class SegmentViews:
             the flat array [num_pages, elements].
         buffer: the uint8 [num_pages, page_bytes] tensor they look at.
         layout: where each segment lies in a page.
+        group: as of `PageViews`.
     """
 
     segments: dict[str, torch.Tensor]
     buffer: torch.Tensor
     layout: PageLayout
+    group: int | None = None
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.segments[name]
@@ -114,19 +120,19 @@ class SegmentViews:
         return self.layout.block_size
 
 
-def part_views(buffer: torch.Tensor, layout: PageLayout) -> PageViews | SegmentViews:
+def part_views(buffer: torch.Tensor, layout: PageLayout, group: int | None = None) -> PageViews | SegmentViews:
     """Views of the pages of any part: `PageViews` where it keeps keys and values, else `SegmentViews`.
 
     Raises:
         ValueError: as `page_views`.
     """
     if {"k", "v"} <= {s.name for s in layout.segments}:
-        return page_views(buffer, layout)
+        return page_views(buffer, layout, group)
     views = {}
     for s in layout.segments:
         typed = _view(buffer, s, torch.float32 if s.format.startswith("scale") else get_codec(s.format).dtype)
         views[s.name] = typed if s.name in _TOKEN_SEGMENTS or s.name.endswith("_scale") else typed[:, 0, 0]
-    return SegmentViews(views, buffer, layout)
+    return SegmentViews(views, buffer, layout, group)
 
 
 # segments with a row per entry; the others are the arrays of a state

@@ -89,7 +89,8 @@ class StepContext:
     def part(self, place: Place, part: int = 0) -> tuple[Any, AttentionBatch]:
         """(views, batch) of a part of the module at `place`."""
         owner = self.pages.owner(place, part)
-        return self.views[owner[0]][owner[1]], self.batches[self.pages.group(owner)]
+        views = self.views[owner[0]][owner[1]]
+        return views, self.batches[self.pages.group(owner) if views.group is None else views.group]
 
     def angles(self, rope: RopeFacts, head_dim: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, dim / 2] of the step's rows, computed once a step."""

@@ -1,0 +1,76 @@
+"""How an engine is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kvlab.schedule import Limits
+from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine is set up.
+
+    Attributes:
+        kv_dtype: storage format of keys and values; None is the model's dtype.
+        block_size: tokens per page.
+        pools: how groups share memory: "per_kind", "unified" or "sectors" (see `kvlab.specs.pools`).
+        num_blocks: units of each pool (pages; sectors where those are shared), the null one included; a tuple gives
+            one number per pool.
+        kv_bytes: bytes of all pools; with neither this nor num_blocks a share of the free memory.
+        split_tokens: pools of their own share kv_bytes as one sequence of this length needs them; None: the longest.
+        rollback: how far sequences can be taken back, and which states are kept; by default nothing is.
+        max_model_len: prompt and output of a request; None is the model's own length.
+        max_num_seqs: requests that run at once.
+        max_batched_tokens: tokens of one step.
+        seed: of requests that name none.
+        check: invariants after every step, and NaN in every page that nobody holds.
+        pad_to: rows of a step are padded to multiples of this.
+        page_seed: shuffles the order in which pages are handed out at first; for tests and experiments.
+        log_events: events that the log keeps.
+    """
+
+    kv_dtype: str | None = None
+    block_size: int = 16
+    pools: str = "per_kind"
+    num_blocks: int | tuple[int, ...] | None = None
+    kv_bytes: int | None = None
+    split_tokens: int | None = None
+    rollback: RollbackPolicy = NOTHING_KEPT
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_batched_tokens: int = 2048
+    seed: int = 0
+    check: bool = False
+    pad_to: int = 1
+    page_seed: int | None = None
+    log_events: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.pad_to < 1:
+            raise ValueError(f"pad_to {self.pad_to}: must be at least 1")
+
+    def limits(self, max_position: int) -> Limits:
+        """The limits of steps and sequences for a model of length `max_position`.
+
+        Raises:
+            ValueError: a limit below 1, or longer sequences than the model was made for.
+        """
+        length = max_position if self.max_model_len is None else self.max_model_len
+        if length > max_position:
+            raise ValueError(f"max_model_len {length}: the model was made for at most {max_position} tokens")
+        return Limits(self.max_num_seqs, self.max_batched_tokens, length)
+
+
+def engine_options(options: EngineOptions | None, changes: dict) -> EngineOptions:
+    """`options`, or the defaults, with `changes` by field name.
+
+    Raises:
+        ValueError: a name that is no option, or a value out of its range.
+    """
+    known = {field.name for field in fields(EngineOptions)}
+    if unknown := changes.keys() - known:
+        raise ValueError(f"option {min(unknown)}: must be one of {', '.join(sorted(known))}")
+    base = {} if options is None else {name: getattr(options, name) for name in known}
+    return EngineOptions(**base | changes)
