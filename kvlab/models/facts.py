@@ -19,7 +19,7 @@ def fact(how: str, default: Any) -> Any:
 
     `how`: "scale" (times 1.1), "scale if set" (so, unless it is the default), "twice" (times 2), "length" (one more,
     one less, without end), "other" (one more), "off" (to its default), "flip" (the other truth value), "activation"
-    (another one), "keep" (not changed: shapes, names).
+    (another one), "one of a, b" (the other one), "keep" (not changed: shapes, names).
     """
     return field(default=default, metadata={"mutate": how})
 
@@ -89,6 +89,7 @@ class AttentionFacts:
         qk_norm: norm of each query and key head, or over all heads at once when `qk_norm_wide`.
         sinks: one learned logit per query head joins the softmax's denominator.
         alibi: whether scores fall with distance, by a slope per head.
+        output_gate: whether the sigmoid of a projection of its own (`gate_proj`) scales what the heads give.
         prefix: name of the module's tensors within the layer.
         source: the layer whose keys and values this one reads; None for its own.
     """
@@ -108,6 +109,7 @@ class AttentionFacts:
     qk_norm_wide: bool = False
     sinks: bool = fact("off", False)
     alibi: bool = fact("off", False)
+    output_gate: bool = fact("off", False)
     prefix: str = "self_attn"
     source: int | None = None
 
