@@ -73,6 +73,19 @@ class Source:
         self.named.update(zip(parts, joined.split(list(parts.values())), strict=True))
         return joined
 
+    def take_stack(self, stacked: str, parts: Sequence[Sequence[str]], *shape: int) -> Tensor:
+        """The tensor `stacked`, [len(parts), *shape]; its i-th matrix is the tensors `parts[i]` one below the other
+        where a checkpoint holds them so. Parts of one matrix have equal rows.
+        """
+        if self._tensors is None or parts[0][0] not in self._tensors:
+            return self.take(stacked, len(parts), *shape)
+        whole = torch.empty((len(parts), *shape), dtype=self.dtype, device=self.device)
+        for matrix, names in zip(whole, parts, strict=True):
+            for rows, name in zip(matrix.chunk(len(names)), names, strict=True):
+                rows.copy_(self._checked(name, tuple(rows.shape)))
+        self.named[stacked] = whole
+        return whole
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds `name`; false for a model without tensors yet."""
         return self._tensors is not None and name in self._tensors
@@ -157,6 +170,11 @@ class Scope:
     def take_rows(self, fused: str, parts: Mapping[str, int], *columns: int) -> Tensor:
         """See `Source.take_rows`."""
         return self.source.take_rows(self.prefix + fused, {self.prefix + n: r for n, r in parts.items()}, *columns)
+
+    def take_stack(self, stacked: str, parts: Sequence[Sequence[str]], *shape: int) -> Tensor:
+        """See `Source.take_stack`."""
+        full = [[self.prefix + name for name in names] for names in parts]
+        return self.source.take_stack(self.prefix + stacked, full, *shape)
 
     def has(self, name: str) -> bool:
         """See `Source.has`."""

@@ -73,6 +73,8 @@ def _alternatives(field: dataclasses.Field, value: Any) -> Iterator[tuple[str, A
         yield "changed", "gelu" if value != "gelu" else "silu"
     elif how == "other" and value:
         yield "+ 1", value + 1
+    elif how.startswith("one of "):
+        yield "changed", next(v for v in how.removeprefix("one of ").split(", ") if v != value)
 
 
 def _records(value: Any) -> Iterator[Any]:

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# published types that transformers runs with another type's class
+SAME_CLASS = {"kimi_k2": "deepseek_v3"}
+
 
 class Oracle:
     """transformers' model of a config, eager attention, fp32, on the CPU.
@@ -22,9 +25,9 @@ class Oracle:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         rest = {k: v for k, v in config.items() if k not in ("model_type", "dtype", "torch_dtype", "architectures")}
-        hf_config = AutoConfig.for_model(config["model_type"], **rest)
+        hf_config = AutoConfig.for_model(SAME_CLASS.get(config["model_type"], config["model_type"]), **rest)
         self.model = AutoModelForCausalLM.from_config(
-            hf_config, attn_implementation="eager", dtype=torch.float32
+            hf_config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
         ).eval()
 
     @torch.inference_mode()

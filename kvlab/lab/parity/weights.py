@@ -15,7 +15,7 @@ from torch import Tensor
 from kvlab.lab.parity.oracle import Oracle
 from kvlab.models.facts import ModelConfig
 
-SHARP = ("q_proj", "k_proj", "q_norm", "k_norm")
+SHARP = ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj", "kv_a_layernorm")
 ENTROPY_LIMIT = 0.5
 
 
@@ -48,7 +48,10 @@ def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> flo
 @torch.no_grad()
 def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
     generator = torch.Generator().manual_seed(seed)
-    for name, tensor in sorted(oracle.model.named_parameters()):
+    stored = oracle.state()
+    # some vectors that are learned by other means than gradients are buffers
+    buffers = [(n, b) for n, b in oracle.model.named_buffers() if n in stored and b.is_floating_point()]
+    for name, tensor in sorted([*oracle.model.named_parameters(), *buffers]):
         noise = torch.randn(tensor.shape, generator=generator)
         sharp = sharpness if any(part in name for part in SHARP) else 1.0
         if "embed_tokens" in name:

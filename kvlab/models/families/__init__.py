@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from kvlab.models.facts import ModelConfig
-from kvlab.models.families import dense
+from kvlab.models.families import dense, latent, moe
 from kvlab.models.families.common import Cut, Family
 from kvlab.models.families.reader import ConfigReader
 
-FAMILIES: dict[str, Family] = {**dense.FAMILIES}
+FAMILIES: dict[str, Family] = {**dense.FAMILIES, **moe.FAMILIES, **latent.FAMILIES}
 
 
 def family_name(config: Mapping[str, Any]) -> str:

@@ -89,22 +89,22 @@ def llama_like(
     return build
 
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": False,
     "attention_bias": False, "mlp_bias": False,
 }  # fmt: skip
-_QWEN = _COMMON | {
+_QWEN = COMMON | {
     "max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28,
 }  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         llama_like(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
-        _COMMON | {"max_position_embeddings": 2048},
+        COMMON | {"max_position_embeddings": 2048},
     ),
     "mistral": Family(
         llama_like(same_window),
-        _COMMON | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+        COMMON | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
     ),
     "qwen2": Family(llama_like(late_windows, qkv_bias=True), _QWEN),
     "qwen3": Family(
@@ -115,7 +115,7 @@ FAMILIES: dict[str, Family] = {
         llama_like(
             unrotated_windows, qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
         ),
-        _COMMON
+        COMMON
         | {
             "max_position_embeddings": 32_768, "num_key_value_heads": 4, "rope_theta": 2_000_000.0,
             "no_rope_layer_interval": 4, "tie_word_embeddings": True,

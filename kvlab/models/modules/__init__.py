@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kvlab.models.facts import AttentionFacts, MLPFacts
-from kvlab.models.modules import attention, mlp
+from kvlab.models.modules import attention, mla, mlp, moe
 from kvlab.models.modules.base import Place, WholeContext
 from kvlab.models.weights import Names, Scope
 
@@ -15,6 +15,8 @@ from kvlab.models.weights import Names, Scope
 MODULES: dict[type, tuple[Any, Any]] = {
     AttentionFacts: (attention.Attention, attention.reference),
     MLPFacts: (mlp.MLP, mlp.reference),
+    moe.MoEFacts: (moe.MoE, moe.reference),
+    mla.LatentAttentionFacts: (mla.LatentAttention, mla.reference),
 }
 # facts class of a layer with a mechanism of its own -> (layer class, plain forward)
 LAYERS: dict[type, tuple[Any, Any]] = {}
