@@ -18,7 +18,7 @@ import torch
 
 from kvlab.engine import Engine
 from kvlab.engine.sizing import free_memory
-from kvlab.lab.measure_shape import CutShape, Workload, cut_shape
+from kvlab.lab.measure_shape import CutShape, Workload, cut_shape, page_tokens
 from kvlab.lab.record import device_name
 from kvlab.models.facts import ModelConfig
 from kvlab.models.load import DTYPES, LoadedModel, empty_model
@@ -74,7 +74,8 @@ def measure(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = "bf16" if device.type == "cuda" else "fp32"
     p = state["params"]
-    work = Workload(p["context"], p["batch"], _engine_format(p["kv_dtype"]), dtype)
+    size = page_tokens(config)
+    work = Workload(p["context"], p["batch"], _engine_format(p["kv_dtype"]), dtype, block_size=size)
     budget = free_memory(device) // 2
     limits = (budget, GPU_OPERATIONS) if device.type == "cuda" else (min(budget, CPU_BYTES), CPU_OPERATIONS)
     cut = cut_shape(config, work, *limits)

@@ -5,13 +5,20 @@ Only the bytes of the cut shape matter here; nothing is allocated. Standard libr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvlab.plan.plan import make_plan
+from kvlab.specs.families import from_config
 from kvlab.specs.formats import get_format
 from kvlab.specs.weights import count
+
+_PER_LAYER = ("layer_types", "layers_block_type", "compress_ratios", "no_rope_layers", "mlp_layer_types")
+"""Fields with one entry per layer."""
+_PER_WIDTH = ("linear_num_key_heads", "linear_num_value_heads", "q_lora_rank", "o_lora_rank", "moe_intermediate_size")
+"""Widths besides heads, hidden size and feed-forward width that are divided with them."""
 
 VOCABULARY = 4096
 """Rows of the embedding that are kept: enough to sample from, too few to hide the layers."""
@@ -111,9 +118,15 @@ def _fits(shape: CutShape, budget_bytes: int, max_operations: float) -> bool:
     return shape.weights_bytes + shape.kv_bytes <= budget_bytes and shape.operations <= max_operations
 
 
+def page_tokens(config: Mapping[str, Any]) -> int:
+    """Tokens of a page: 16, or the least multiple of it that every compression ratio of the model divides."""
+    rules = {part.retention for _, part in from_config(config).parts()}
+    return math.lcm(16, *(rule.size for rule in rules if rule.rule == "stride"))
+
+
 def layer_period(config: Mapping[str, Any]) -> int:
-    """Layers after which `layer_types` repeats; 1 without such a list."""
-    kinds = config.get("layer_types") or [None]
+    """Layers after which the kinds of layer repeat: what `layer_types` lists, or else what each layer caches."""
+    kinds = config.get("layer_types") or [layer.parts for layer in from_config(config).layers]
     return next(n for n in range(1, len(kinds) + 1) if all(k == kinds[i % n] for i, k in enumerate(kinds)))
 
 
@@ -145,8 +158,8 @@ def _sized(config: Mapping[str, Any], layers: int, width: int, work: Workload) -
         "vocab_size": min(VOCABULARY, of_vocabulary),
         "max_position_embeddings": max(work.context, config.get("max_position_embeddings") or 0),
     }
-    if cut.get("layer_types"):
-        cut["layer_types"] = list(config["layer_types"][:layers])
+    cut |= {name: config[name] // width for name in _PER_WIDTH if config.get(name)}
+    cut |= {name: list(config[name][:layers]) for name in _PER_LAYER if config.get(name)}
     # ids beyond the vocabulary that was kept
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         cut.pop(name, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.lab.measure_shape import Workload, cut_shape, layer_period, widths
+from kvlab.lab.measure_shape import Workload, cut_shape, layer_period, page_tokens, widths
 from kvlab.plan.explore import own_config
 
 MIB = 2**20
@@ -65,3 +65,21 @@ def test_an_impossible_workload_says_what_to_lower() -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "expected"), [(8, 4, [1, 2, 4, 8]), (9, 3, [1]), (12, 1, [1, 2, 4])])
 def test_heads_are_divided_only_while_groups_stay_whole(heads: int, kv_heads: int, expected: list[int]) -> None:
     assert widths({"num_attention_heads": heads, "num_key_value_heads": kv_heads}) == expected
+
+
+@pytest.mark.parametrize(("controls", "tokens"), [({}, 16), ({"attention": "compressed", "ratio": 4}, 16),
+                                                  ({"attention": "compressed", "ratio": 128}, 128)])  # fmt: skip
+def test_a_page_holds_whole_compressed_entries(controls: dict, tokens: int) -> None:
+    assert page_tokens(shape(**controls)) == tokens
+
+
+@pytest.mark.parametrize("attention", ["mla", "recurrent", "compressed"])
+def test_every_kind_of_layer_can_be_cut(attention: str) -> None:
+    config = shape(attention=attention, layers=12, full_every=3)
+    work = Workload(1024, 4, "bf16", "fp32", block_size=page_tokens(config))
+    whole = cut_shape(config, work, 2**40, 1e18)
+    cut = cut_shape(config, work, (whole.weights_bytes + whole.kv_bytes) // 3, 1e18)
+    assert cut.layers < 12 and cut.layers % layer_period(config) == 0
+    assert layer_period(config) == {"recurrent": 3}.get(attention, 1)
+    tiny = cut_shape(config, work, (whole.weights_bytes + whole.kv_bytes) // 40, 1e18)
+    assert tiny.width > 1
