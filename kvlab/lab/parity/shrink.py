@@ -39,6 +39,8 @@ def shrink(config: dict[str, Any], *, all_layers: bool = False) -> Shrunk:
     Raises:
         ValueError: the engine does not run this architecture.
     """
+    # how a published checkpoint is stored says nothing about what the layers compute
+    config = {name: value for name, value in config.items() if name != "quantization_config"}
     facts, row = ModelConfig.from_hf(config), small(config)
     text, model_type = text_part(config)
     config = {**text, "model_type": model_type}

@@ -20,9 +20,9 @@ ENTROPY_LIMIT = 0.5
 
 
 def first_eps(facts: ModelConfig) -> float:
-    """The eps of the first norm that reads the embedding."""
+    """The eps of the first norm that reads the embedding, as it would be without a factor on the embedding."""
     norms = [facts.embedding.norm, *(b.norm for b in getattr(facts.layers[0], "branches", ())), facts.head.norm]
-    return next((n.eps for n in norms if n is not None), 1e-6)
+    return next((n.eps for n in norms if n is not None), 1e-6) / facts.embedding.scale**2
 
 
 def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> float | None:

@@ -40,7 +40,7 @@ class LatentAttentionFacts:
     query_rank: int = 0
     scale: float = fact("scale", 1.0)
     rope: RopeFacts | None = fact("off", None)  # noqa: RUF009
-    norm: NormFacts = NormFacts()
+    norm: NormFacts = NormFacts()  # noqa: RUF009
     bias: bool = False
     prefix: str = "self_attn"
 

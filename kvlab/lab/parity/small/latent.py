@@ -58,13 +58,15 @@ def layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) ->
 
 
 def small_rotary(config: Mapping[str, Any], rope: RopeFacts | None) -> Changes:
-    """The length that a stretched rotation refers to, moved so that some pairs are kept, some stretched, some between."""
+    """The length that a stretched rotation refers to, moved so that some pairs are kept, some stretched, some between;
+    and a factor under which the stretched ones still turn."""
     if rope is None or rope.kind != "yarn":
         return small_divisors(config)
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    # the middle pair turns once within this length
-    original = round(2 * math.pi * rope.theta ** (0.5))
-    return {name: config[name] | {"original_max_position_embeddings": original, "beta_fast": 8, "beta_slow": 1}}
+    # a little less than what pair 2 turns once in, so that a tenth more makes pair 3 the first that is stretched in full
+    original = round(2 * math.pi * rope.theta ** (2 * 1.97 / ROTARY))
+    changed = {"original_max_position_embeddings": original, "factor": 4.0, "beta_fast": 8, "beta_slow": 1}
+    return {name: config[name] | changed}
 
 
 def small_divisors(config: Mapping[str, Any]) -> Changes:
