@@ -90,7 +90,8 @@ class Engine:
         assert self.kv.predicted_bytes == self.kv.allocated_bytes, f"the pool is not what was predicted: {self.kv}"
         self.scheduler = Scheduler(self.cache, self.limits, self.events)
         views = self.storage.views(self.spec)
-        self.runner = Runner(model.decoder, self.cache, views, self.limits, self.options.pad_to)
+        decoder = model.decoder.for_length(self.limits.max_model_len)
+        self.runner = Runner(decoder, self.cache, views, self.limits, self.options.pad_to)
         if self.options.check:
             self._poison()
         log.info("%s", self.describe())

@@ -9,6 +9,7 @@ Symbols: T rows, R rows whose logits are wanted, Hq query heads, Hkv KV heads, D
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +55,16 @@ class Decoder:
         self.final_norm = _norm(c.head.norm, scope, "norm", c.hidden_size)
         self.head = self.embedding if c.head.tied else source.take("lm_head.weight", c.vocab_size, c.hidden_size)
         self.head_bias = source.take("lm_head.bias", c.vocab_size) if c.head.bias else None
-        self._pages, self._positions = PageMap(spec), Positions(self.dtype, self.device)
+        self._pages = PageMap(spec)
+        self._positions = Positions(self.dtype, self.device, c.max_position)
+
+    def for_length(self, max_len: int) -> Decoder:
+        """This decoder for sequences of at most `max_len` tokens: the same weights, and rotary rules that depend on
+        the length (longrope) chosen for that one.
+        """
+        other = copy.copy(self)
+        other._positions = Positions(self.dtype, self.device, max_len)
+        return other
 
     @torch.inference_mode()
     def forward(

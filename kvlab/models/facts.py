@@ -17,7 +17,7 @@ from typing import Any
 def fact(how: str, default: Any) -> Any:
     """A field whose change parity must notice.
 
-    `how`: "scale" (times 1.1), "scale if set" (so, unless it is the default), "twice" (times 2), "length" (one more,
+    `how`: "scale" (times 1.1), "scale if set" (so, unless it is the default), "each scaled" (all items), "twice" (times 2), "eightfold", "length" (one more,
     one less, without end), "other" (one more), "off" (to its default), "flip" (the other truth value), "activation"
     (another one), "one of a, b" (the other one), "keep" (not changed: shapes, names).
     """
@@ -57,7 +57,8 @@ class RopeFacts:
             original_max_position / high_freq_factor not at all.
         attention_factor: what cosines and sines are multiplied with (yarn, longrope).
         beta_fast, beta_slow, truncate: of yarn, the rotations between which it blends, and whether bounds are whole.
-        divisors: of longrope, one per pair.
+        divisors: of longrope, one per pair. short_divisors: those of a model that is never run with more than
+            `short_up_to` tokens.
     """
 
     kind: str = fact("off", "default")
@@ -65,14 +66,16 @@ class RopeFacts:
     factor: float = fact("scale if set", 1.0)
     low_freq_factor: float = fact("scale if set", 0.0)
     high_freq_factor: float = fact("scale if set", 0.0)
-    original_max_position: int = fact("scale if set", 0)
+    original_max_position: int = fact("eightfold", 0)
     dim: int = 0
     interleaved: bool = fact("flip", False)
     attention_factor: float = fact("scale if set", 1.0)
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    divisors: tuple[float, ...] = ()
+    beta_fast: float = fact("eightfold", 0.0)
+    beta_slow: float = fact("eightfold", 0.0)
+    truncate: bool = fact("off", False)
+    divisors: tuple[float, ...] = fact("each scaled", ())
+    short_divisors: tuple[float, ...] = ()
+    short_up_to: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ __all__ = ["layer_heads", "reference_forward", "visible"]
 
 def reference_forward(config: ModelConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     """Logits [T, vocab] of the sequence `ids` [T], alone and from its start, in the dtype of `weights`."""
-    hidden = _run(config, weights, WholeContext(ids), config.num_layers)
+    hidden = _run(config, weights, WholeContext(ids, max_len=config.max_position), config.num_layers)
     head, names = config.head, Names(weights)
     if head.norm is not None:
         hidden = norm_reference(head.norm, names, "model.norm", hidden)
@@ -47,7 +47,7 @@ def layer_heads(
     branch = facts.branches[0] if isinstance(facts, LayerFacts) else None
     if branch is None or not isinstance(branch.module, AttentionFacts):
         raise ValueError(f"layer {layer}: does not begin with attention")
-    whole = WholeContext(ids)
+    whole = WholeContext(ids, max_len=config.max_position)
     stream, names = _run(config, weights, whole, layer), Names(weights, f"model.layers.{layer}")
     whole.layer = layer
     normed = stream if branch.norm is None else norm_reference(branch.norm, names, branch.norm_name, stream)

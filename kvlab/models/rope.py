@@ -10,11 +10,12 @@ from torch import Tensor
 from kvlab.models.facts import RopeFacts
 
 
-def inverse_frequencies(rope: RopeFacts, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def inverse_frequencies(rope: RopeFacts, head_dim: int, dtype: torch.dtype = torch.float32, max_len: int = 0) -> Tensor:
     """Radians per position of each pair that turns, float32 (float64 for a float64 model), [dim / 2].
 
     Args:
         head_dim: pairs are those of the whole head, or of its first `rope.dim` values where that is set.
+        max_len: longest sequence that will be run, 0 for longer than the model was trained at: what longrope goes by.
 
     Source: transformers 5.24.0 modeling_rope_utils.py, `_compute_*_parameters`; the same steps in float32, so that
     angles agree to the last bit.
@@ -23,7 +24,8 @@ def inverse_frequencies(rope: RopeFacts, head_dim: int, dtype: torch.dtype = tor
     dim = rope.dim or head_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).to(wide) / dim
     if rope.kind == "longrope":
-        return 1.0 / (torch.tensor(rope.divisors, dtype=wide) * rope.theta**exponents)
+        divisors = rope.short_divisors if is_short(rope, max_len) else rope.divisors
+        return 1.0 / (torch.tensor(divisors, dtype=wide) * rope.theta**exponents)
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return frequencies / rope.factor
@@ -32,6 +34,15 @@ def inverse_frequencies(rope: RopeFacts, head_dim: int, dtype: torch.dtype = tor
     if rope.kind == "yarn":
         return _yarn(rope, dim, exponents)
     return frequencies
+
+
+def is_short(rope: RopeFacts, max_len: int) -> bool:
+    """Whether longrope takes its short divisors for sequences of at most `max_len` tokens (0: of any length).
+
+    One choice for all sequences and all steps: with another one for each length, as transformers has it, keys in the
+    cache would turn out to be rotated wrongly once their sequence grew past the limit.
+    """
+    return 0 < max_len <= rope.short_up_to
 
 
 def _llama3(frequencies: Tensor, rope: RopeFacts) -> Tensor:

@@ -18,7 +18,6 @@ from kvlab.lab.parity.oracle import Oracle
 from kvlab.lab.parity.shrink import Shrunk, shrink
 from kvlab.lab.parity.weights import first_eps, randomize
 from kvlab.models.facts import ModelConfig
-from kvlab.models.families import renamed
 from kvlab.models.load import from_state_dict
 
 
@@ -81,7 +80,7 @@ def run_parity(config: dict[str, Any], *, seed: int = 0, all_layers: bool = Fals
     model = from_state_dict(small.config, oracle.state())
     found = []
     if mutations:
-        state = dict(renamed(oracle.state(), small.config))
+        state = dict(model.decoder.weights.named)
         for change, mutant in mutate.mutants(facts, state):
             got = compare.whole_prefill(mutate.mutated(model, mutant), texts)[0]
             found.append(compare.ModeResult(change, compare.error(got, wanted[0]), compare.TOLERANCE))

@@ -59,6 +59,11 @@ def _alternatives(field: dataclasses.Field, value: Any) -> Iterator[tuple[str, A
     if how == "scale" or (how == "scale if set" and value != field.default):
         if value:
             yield "+ 10 %", round(1.1 * value) if isinstance(value, int) else 1.1 * value
+    elif how == "eightfold" and value:
+        # what counts is its logarithm, rounded to a whole number of pairs by YaRN
+        yield "times 8", 8 * value
+    elif how == "each scaled" and value:
+        yield "+ 10 %", tuple(1.1 * x for x in value)
     elif how == "twice":
         yield "doubled", 2 * value
     elif how == "length" and value:

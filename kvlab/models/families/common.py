@@ -26,6 +26,12 @@ Cut = Callable[[Tensor, ConfigReader], Tensor]
 Rename = tuple[str, Sequence[tuple[str, Cut | None]]]
 
 
+# the norms of Gemma 2's layers, in order
+SANDWICH = (
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Family:
     """A row of facts.
@@ -48,6 +54,11 @@ def rms(c: ConfigReader, **facts: Any) -> NormFacts:
     return NormFacts(eps=float(c.get("rms_norm_eps")), **facts)
 
 
+def layer_norm(c: ConfigReader, eps: str, **facts: Any) -> NormFacts:
+    """A layer norm with a bias, its eps in the field of that name."""
+    return NormFacts("layer", float(c.get(eps)), **{"bias": True} | facts)
+
+
 def attention(c: ConfigReader, *, rope: RopeFacts | None, **facts: Any) -> AttentionFacts:
     """Grouped-query attention of the config's heads, scores scaled by head_dim ** -0.5 unless `facts` says otherwise."""
     query, kv, head_dim = c.heads()
@@ -65,6 +76,23 @@ def pre_norm_layer(mixer: Any, feed_forward: Any, norm: NormFacts, scale: float 
     """Norm, mixer, add; norm, feed-forward, add."""
     first = Branch(mixer, norm, "input_layernorm", scale=scale)
     return LayerFacts(((first,), (Branch(feed_forward, norm, "post_attention_layernorm", scale=scale),)))
+
+
+def post_norm_layer(mixer: Any, feed_forward: Any, norm: NormFacts) -> LayerFacts:
+    """Mixer, norm, add; feed-forward, norm, add (OLMo 2)."""
+    first = Branch(mixer, post_norm=norm)
+    return LayerFacts(((first,), (Branch(feed_forward, post_norm=norm, post_norm_name="post_feedforward_layernorm"),)))
+
+
+def sandwich_layer(mixer: Any, feed_forward: Any, norm: NormFacts, names: Sequence[str] = SANDWICH) -> LayerFacts:
+    """A norm before and after the mixer, and before and after the feed-forward part, under those four names."""
+    first = Branch(mixer, norm, names[0], norm, names[1])
+    return LayerFacts(((first,), (Branch(feed_forward, norm, names[2], norm, names[3]),)))
+
+
+def parallel_layer(mixer: Any, feed_forward: Any, norm: NormFacts, second: str = "input_layernorm") -> LayerFacts:
+    """Mixer and feed-forward part side by side, of one norm or, under the name `second`, of one each."""
+    return LayerFacts(((Branch(mixer, norm), Branch(feed_forward, norm, second)),))
 
 
 def model(c: ConfigReader, layers: Sequence[Any], **facts: Any) -> ModelConfig:

@@ -9,8 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvlab.models.facts import ModelConfig
-from kvlab.models.families.common import Family, attention, gated_mlp, model, pre_norm_layer, rms
+from kvlab.models.facts import EmbeddingFacts, HeadFacts, ModelConfig, NormFacts
+from kvlab.models.families.common import (
+    Family,
+    attention,
+    gated_mlp,
+    layer_norm,
+    model,
+    parallel_layer,
+    post_norm_layer,
+    pre_norm_layer,
+    rms,
+    sandwich_layer,
+)
 from kvlab.models.families.reader import ConfigReader
 
 Windows = Callable[[ConfigReader], tuple[int, ...]]
@@ -89,12 +100,87 @@ def llama_like(
     return build
 
 
+def _olmo2(c: ConfigReader) -> ModelConfig:
+    rope, norm, mlp = c.rope(), rms(c), gated_mlp(c)
+    biased = c.flag("attention_bias")
+    mixer = attention(c, rope=rope, qk_norm=norm, qk_norm_wide=True, qkv_bias=biased, out_bias=biased)
+    return model(c, [post_norm_layer(mixer, mlp, norm)] * c.num_layers)
+
+
+def _starcoder2(c: ConfigReader) -> ModelConfig:
+    biased, norm = c.flag("use_bias"), layer_norm(c, "norm_epsilon")
+    mlp = gated_mlp(c, gated=False, bias=biased)
+    window = c.get("sliding_window") or 0
+    mixer = attention(c, rope=c.rope(), window=window, qkv_bias=biased, out_bias=biased)
+    return model(c, [pre_norm_layer(mixer, mlp, norm)] * c.num_layers, head=_tied_head(c, norm))
+
+
+def _tied_head(c: ConfigReader, norm: NormFacts, **facts: Any) -> HeadFacts:
+    return HeadFacts(norm, tied=bool(c.get("tie_word_embeddings")), **facts)
+
+
+def _glm(sandwich: bool) -> Callable[[ConfigReader], ModelConfig]:
+    """Interleaved partial rotary positions; the fourth generation has norms before and after each part."""
+
+    def build(c: ConfigReader) -> ModelConfig:
+        norm, mlp = rms(c), gated_mlp(c)
+        mixer = attention(c, rope=c.rope(interleaved=True), qkv_bias=c.flag("attention_bias"))
+        layer = sandwich_layer(mixer, mlp, norm, _GLM4_NORMS) if sandwich else pre_norm_layer(mixer, mlp, norm)
+        return model(c, [layer] * c.num_layers)
+
+    return build
+
+
+def _stablelm(c: ConfigReader) -> ModelConfig:
+    c.refuse("qk_layernorm")
+    norm, mlp = layer_norm(c, "layer_norm_eps"), gated_mlp(c)
+    mixer = attention(c, rope=c.rope(), qkv_bias=c.flag("use_qkv_bias"))
+    layer = (parallel_layer if c.get("use_parallel_residual") else pre_norm_layer)(mixer, mlp, norm)
+    return model(c, [layer] * c.num_layers, head=_tied_head(c, norm))
+
+
+def _phi(c: ConfigReader) -> ModelConfig:
+    c.refuse("qk_layernorm")
+    norm, mlp = layer_norm(c, "layer_norm_eps"), gated_mlp(c, gated=False, bias=True)
+    mixer = attention(c, rope=c.rope(), qkv_bias=True, out_bias=True)
+    return model(c, [parallel_layer(mixer, mlp, norm)] * c.num_layers, head=_tied_head(c, norm, bias=True))
+
+
+def _granite(c: ConfigReader) -> ModelConfig:
+    norm, mlp, biased = rms(c), gated_mlp(c, bias=c.flag("mlp_bias")), c.flag("attention_bias")
+    scale = float(c.get("attention_multiplier", 1.0))
+    mixer = attention(c, rope=c.rope(), scale=scale, qkv_bias=biased, out_bias=biased)
+    layer = pre_norm_layer(mixer, mlp, norm, scale=float(c.get("residual_multiplier", 1.0)))
+    head = _tied_head(c, norm, scale=1 / float(c.get("logits_scaling", 1.0)))
+    embedding = EmbeddingFacts(scale=float(c.get("embedding_multiplier", 1.0)))
+    return model(c, [layer] * c.num_layers, head=head, embedding=embedding)
+
+
+def _gemma(c: ConfigReader) -> ModelConfig:
+    norm = rms(c, offset=1.0)
+    # an old spelling of the released configs means the tanh form
+    act = "gelu_pytorch_tanh" if c.activation() == "gelu" else c.activation()
+    biased = c.flag("attention_bias")
+    mixer = attention(c, rope=c.rope(), qkv_bias=biased, out_bias=biased)
+    layer = pre_norm_layer(mixer, gated_mlp(c, activation=act), norm)
+    embedding = EmbeddingFacts(scale=c.hidden_size**0.5)
+    return model(c, [layer] * c.num_layers, head=_tied_head(c, norm), embedding=embedding)
+
+
+_GLM4_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_LAYER = r"(model\.layers\.\d+\.)"
+
 COMMON: dict[str, Any] = {
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": False,
     "attention_bias": False, "mlp_bias": False,
 }  # fmt: skip
 _QWEN = COMMON | {
     "max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+
+_GLM = COMMON | {
+    "max_position_embeddings": 131_072, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7,
+    "attention_bias": True, "partial_rotary_factor": 0.5,
 }  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
@@ -119,6 +205,54 @@ FAMILIES: dict[str, Family] = {
         | {
             "max_position_embeddings": 32_768, "num_key_value_heads": 4, "rope_theta": 2_000_000.0,
             "no_rope_layer_interval": 4, "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": Family(
+        llama_like(same_window),
+        COMMON | {
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096,
+        },
+    ),
+    "olmo2": Family(_olmo2, COMMON | {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}),
+    "starcoder2": Family(
+        _starcoder2,
+        COMMON | {
+            "max_position_embeddings": 4096, "num_key_value_heads": 2, "norm_epsilon": 1e-5, "use_bias": True,
+            "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+        },
+        names=[
+            (_LAYER + r"mlp\.c_fc\.(weight|bias)", [(r"\1mlp.up_proj.\2", None)]),
+            (_LAYER + r"mlp\.c_proj\.(weight|bias)", [(r"\1mlp.down_proj.\2", None)]),
+        ],
+    ),
+    "glm": Family(_glm(sandwich=False), _GLM),
+    "glm4": Family(_glm(sandwich=True), _GLM),
+    "stablelm": Family(
+        _stablelm,
+        COMMON | {
+            "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25,
+            "num_key_value_heads": 32,
+        },
+    ),
+    "phi": Family(
+        _phi,
+        COMMON | {
+            "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+            "hidden_act": "gelu_new",
+        },
+        names=[
+            (_LAYER + r"self_attn\.dense\.(weight|bias)", [(r"\1self_attn.o_proj.\2", None)]),
+            (_LAYER + r"mlp\.fc1\.(weight|bias)", [(r"\1mlp.up_proj.\2", None)]),
+            (_LAYER + r"mlp\.fc2\.(weight|bias)", [(r"\1mlp.down_proj.\2", None)]),
+            (r"model\.final_layernorm\.(weight|bias)", [(r"model.norm.\1", None)]),
+        ],
+    ),
+    "granite": Family(_granite, COMMON | {"max_position_embeddings": 2048}),
+    "gemma": Family(
+        _gemma,
+        COMMON | {
+            "max_position_embeddings": 8192, "num_key_value_heads": 16, "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
         },
     ),
 }  # fmt: skip

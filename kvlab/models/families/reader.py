@@ -10,6 +10,7 @@ from kvlab.models.facts import RopeFacts
 from kvlab.models.modules.activation import activation
 from kvlab.specs.weights.reader import ALIASES, Reader, reader_of
 
+_OLD_KINDS = {"su": "longrope"}
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -56,6 +57,15 @@ class ConfigReader:
     def flag(self, fact: bool | str) -> bool:
         """`fact` itself, or the truth of the field it names."""
         return bool(self.get(fact)) if isinstance(fact, str) else fact
+
+    def refuse(self, name: str) -> None:
+        """Refuses a config that sets the switch `name`: the engine does not run what it turns on.
+
+        Raises:
+            ValueError: it is set.
+        """
+        if self.get(name):
+            raise ValueError(f"{name} {self.get(name)!r}: the engine runs {self.family!r} models without it")
 
     @property
     def num_layers(self) -> int:
@@ -116,6 +126,7 @@ class ConfigReader:
         rule = self.get("rope_parameters") or self.get("rope_scaling") or {}
         rule = rule.get(section, rule) if section else rule
         kind = rule.get("rope_type", rule.get("type", "default"))
+        kind = _OLD_KINDS.get(kind, kind)
         if kind not in ROPE_KINDS:
             raise ValueError(f"rope_type {kind!r}: the engine runs {', '.join(ROPE_KINDS)}")
         share = rule.get("partial_rotary_factor", self.get("partial_rotary_factor"))
@@ -167,8 +178,38 @@ def _mscale(factor: float, share: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
 
 
-def _unwritten(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
-    raise ValueError(f"rope_type {rule.get('rope_type', rule.get('type'))!r}: the engine does not run it yet")
+def _yarn(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
+    original = c.original_max_position(rule)
+    factor = float(rule["factor"] or c.positive("max_position_embeddings") / original)
+    attention = rule.get("attention_factor")
+    if attention is None:
+        all_dims = rule.get("mscale_all_dim") if rule.get("mscale") else None
+        attention = (
+            _magnitude(factor, rule["mscale"]) / _magnitude(factor, all_dims) if all_dims else _magnitude(factor)
+        )
+    return RopeFacts(
+        "yarn", factor=factor, original_max_position=original, attention_factor=float(attention),
+        beta_fast=float(rule.get("beta_fast") or 32), beta_slow=float(rule.get("beta_slow") or 1),
+        truncate=bool(rule.get("truncate", True)), **common,
+    )  # fmt: skip
 
 
-_SCALED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _unwritten}
+def _magnitude(factor: float, weight: float = 1.0) -> float:
+    """By how much YaRN lengthens queries and keys, so that attention over more tokens stays as sharp."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
+    original = c.original_max_position(rule)
+    factor = rule.get("factor") or c.positive("max_position_embeddings") / original
+    attention = rule.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    lists = {name: tuple(float(x) for x in rule[f"{name}_factor"]) for name in ("long", "short")}
+    return RopeFacts(
+        "longrope", short_up_to=original, attention_factor=float(attention),
+        divisors=lists["long"], short_divisors=lists["short"], **common,
+    )  # fmt: skip
+
+
+_SCALED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}

@@ -30,15 +30,16 @@ class Place:
 class Positions:
     """Angles of every rotary rule of a model, by rule; frequencies are computed once."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device
+    def __init__(self, dtype: torch.dtype, device: torch.device, max_len: int = 0) -> None:
+        self._dtype, self._device, self._max_len = dtype, device, max_len
         self._frequencies: dict[tuple[RopeFacts, int], Tensor] = {}
 
     def angles(self, positions: Tensor, rope: RopeFacts, head_dim: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, dim / 2] of `positions` [T] under `rope`."""
         key = (rope, head_dim)
         if key not in self._frequencies:
-            self._frequencies[key] = inverse_frequencies(rope, head_dim, self._dtype).to(self._device)
+            frequencies = inverse_frequencies(rope, head_dim, self._dtype, self._max_len)
+            self._frequencies[key] = frequencies.to(self._device)
         return rope_tables(positions, self._frequencies[key], self._dtype, rope.attention_factor)
 
 
@@ -108,11 +109,13 @@ class WholeContext:
         ids: int64 [T], from the sequence's start.
         layer: index of the layer that runs.
         memory: what a layer leaves for later layers, under names of the family's own.
+        max_len: longest sequence that the model is run with, in tokens; 0 for any.
     """
 
     ids: Tensor
     layer: int = 0
     memory: dict[Any, Any] = field(default_factory=dict)
+    max_len: int = 0
 
     @property
     def positions(self) -> Tensor:
@@ -121,7 +124,7 @@ class WholeContext:
 
     def angles(self, rope: RopeFacts, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, dim / 2]."""
-        frequencies = inverse_frequencies(rope, head_dim, dtype)
+        frequencies = inverse_frequencies(rope, head_dim, dtype, self.max_len)
         return rope_tables(self.positions, frequencies, dtype, rope.attention_factor)
 
 

@@ -35,6 +35,8 @@ def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
         "vocab_size": VOCAB,
         "max_position_embeddings": 2 * TESTED_TOKENS,
     }
+    # a stated factor on scores belongs to the head's width
+    new |= {name: value for name, value in SCALES.items() if config.get(name)}
     rotary = small_rotary(config, next((a.rope for a in attentions(facts) if a.rope), None))
     return new | rotary | ({"head_dim": HEAD_DIM} if explicit or config.get("head_dim") else {})
 
@@ -54,18 +56,44 @@ def layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) ->
     return new
 
 
-def small_rotary(config: dict[str, Any], rope: RopeFacts | None) -> Changes:
+def small_rotary(config: dict[str, Any], rope: RopeFacts | None, head_dim: int = HEAD_DIM) -> Changes:
     """The length that a rotary scaling refers to, moved so that each of its bands holds a frequency."""
-    if rope is None or rope.kind != "llama3":
+    if rope is None or rope.kind not in SCALED:
         return {}
-    # the second wavelength is blended, shorter ones are kept and longer ones stretched
-    wavelength = 2 * math.pi * rope.theta ** (2 / HEAD_DIM)
-    original = round(wavelength * math.sqrt(rope.low_freq_factor * rope.high_freq_factor))
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    rule = config[name] | {"original_max_position_embeddings": original}
-    return {name: rule} | (
-        {"original_max_position_embeddings": None} if config.get("original_max_position_embeddings") else {}
-    )
+    dim = head_dim if not rope.dim else int(head_dim * _rotated_share(config))
+    new = {name: config[name] | SCALED[rope.kind](config[name], rope, dim)}
+    if config.get("original_max_position_embeddings"):
+        new["original_max_position_embeddings"] = new[name]["original_max_position_embeddings"]
+    return new
 
+
+def _rotated_share(config: dict[str, Any]) -> float:
+    rule = config.get("rope_parameters") or {}
+    return rule.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+
+
+def _llama3(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
+    # the second wavelength is blended, shorter ones are kept and longer ones stretched
+    wavelength = 2 * math.pi * rope.theta ** (2 / dim)
+    return {
+        "original_max_position_embeddings": round(wavelength * math.sqrt(rope.low_freq_factor * rope.high_freq_factor))
+    }
+
+
+def _yarn(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
+    # the ramp begins between the second pair and the third
+    return {"original_max_position_embeddings": round(rope.beta_fast * 2 * math.pi * rope.theta ** (3 / dim))}
+
+
+def _longrope(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
+    # lists of every n-th divisor; shorter than every tested sequence, so that transformers too takes the long ones
+    short, long = ([rule[key][i * len(rule[key]) // (dim // 2)] for i in range(dim // 2)] for key in FACTORS)
+    return dict(zip(FACTORS, (short, long), strict=True)) | {"original_max_position_embeddings": 4}
+
+
+SCALES = {"attention_multiplier": 0.2, "query_pre_attn_scalar": 20}
+FACTORS = ("short_factor", "long_factor")
+SCALED = {"llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
 
 SMALL = {"llama": Small(widths, layers)}
