@@ -45,7 +45,8 @@ def _display(bundle: dict) -> None:
         from IPython import get_ipython
         from IPython.display import display
     except ImportError:
-        get_ipython = lambda: None  # noqa: E731
+        print(bundle["text/plain"])
+        return
     if get_ipython() is None:
         print(bundle["text/plain"])
     else:
