@@ -148,8 +148,8 @@ class Scheduler:
                 chunks.append(self._chunk(now, request, count, keeps))
                 budget -= count
                 index += 1
-        # a victim of this step would come right back and be thrown out again
-        while budget and self.waiting and not preempted and self._may_admit(now):
+        # a victim of this step would come right back and be thrown out again, unless nobody runs any more
+        while budget and self.waiting and not (preempted and self.running) and self._may_admit(now):
             request = self.waiting.popleft()
             self.running.append(request)
             count, keeps = self._count(request, budget)

@@ -7,7 +7,8 @@ from kvlab.schedule import EventLog, Limits, Request, SamplingParams, Scheduler
 from kvlab.specs.formats import get_format
 from kvlab.specs.layout import group_parts
 from kvlab.specs.model import LayerSpec, ModelSpec
-from kvlab.specs.parts import Attention, SlidingWindow
+from kvlab.specs.parts import Attention, RecurrentState, SlidingWindow, StateArray
+from kvlab.specs.rollback import RollbackPolicy
 
 BF16 = get_format("bf16")
 
@@ -218,3 +219,76 @@ def test_sampling_params_name_the_bad_value(field, value):
 def test_limits_must_be_positive(field):
     with pytest.raises(ValueError, match=f"{field} 0: must be at least 1"):
         Limits(**{"max_num_seqs": 1, "max_batched_tokens": 1, "max_model_len": 1, field: 0})
+
+
+class Scattering(KVCacheManager):
+    """As sectors can be: request a's sixth token finds no place once others ran beside it, however much is free."""
+
+    def allocate(self, request_id, tokens, keep_state=False):
+        if request_id not in self.tables:
+            self.tainted = False
+        self.tainted |= len(self.tables) > 1
+        if request_id == "a" and tokens > 5 and self.tainted:
+            return False
+        return super().allocate(request_id, tokens, keep_state)
+
+
+def test_the_oldest_request_runs_alone_when_nothing_else_gives_it_room():
+    scheduler = scheduler_of()
+    scheduler.cache.__class__ = Scattering
+    a, b = add(scheduler, "a", 4), add(scheduler, "b", 4)
+    steps = [advance(scheduler) for _ in range(4)]
+    # both run, then a finds no room: b goes, and a itself
+    assert steps[:2] == [[("a", 0, 4), ("b", 0, 4)], [("a", 4, 1), ("b", 4, 1)]]
+    assert [event.request_id for event in scheduler.events.of("preempt")] == ["b", "a"]
+    # a begins again, and b waits although there is room
+    assert steps[2:] == [[("a", 0, 6)], [("a", 6, 1)]]
+    assert scheduler.events.of("wait", "b")[-1].reason == "request a needs the pool to itself"
+    while scheduler.has_work:
+        advance(scheduler)
+    assert a.finish_reason == b.finish_reason == "length"
+
+
+def test_a_running_request_is_cut_back_and_goes_on():
+    scheduler = scheduler_of(block_size=2)
+    a = add(scheduler, "a", 3, 6)
+    for token in (5, 6, 7, 8):
+        advance(scheduler, token)
+    assert (a.tokens.tolist(), a.num_computed) == ([0, 1, 2, 5, 6, 7, 8], 6)
+    assert scheduler.truncate("a", 5, 1.0).computed == 4
+    assert (a.output, a.num_computed, len(scheduler.cache.block_table("a"))) == ([5, 6], 4, 2)
+    [event] = scheduler.events.of("rollback")
+    assert (event.tokens, event.reason) == (2, "5 tokens stay")
+    # from its last token on, to the same length as ever
+    assert advance(scheduler, 9) == [("a", 4, 1)]
+    while scheduler.has_work:
+        advance(scheduler, 9)
+    assert a.output == [5, 6, 9, 9, 9, 9]
+
+
+@pytest.mark.parametrize("tokens", [2, 6])
+def test_a_cut_outside_the_output_is_refused(tokens):
+    scheduler = scheduler_of()
+    add(scheduler, "a", 3)
+    for _ in range(2):
+        advance(scheduler)
+    with pytest.raises(ValueError, match=f"tokens {tokens}: must be from the prompt's 3 to the 5 there are"):
+        scheduler.truncate("a", tokens, 0.0)
+    with pytest.raises(ValueError, match="request z: must be alive"):
+        scheduler.truncate("z", 3, 0.0)
+
+
+def test_chunks_end_where_a_state_is_kept():
+    state = RecurrentState("mamba2", (StateArray("x", ((4, 1),), 1, BF16),))
+    spec = ModelSpec("tiny", "m", (LayerSpec(0, (Attention(2, 8, 8, BF16),)), LayerSpec(1, (state,))), 32, 4, 100)
+    policy = RollbackPolicy(checkpoint_tokens=8, checkpoint_prompt=True)
+    scheduler = Scheduler(KVCacheManager(group_parts(spec, 4), [20, 9], 16, rollback=policy), Limits(8, 16, 64))
+    add(scheduler, "a", 11, 8)
+    chunks = []
+    while scheduler.has_work:
+        step = scheduler.schedule(0.0)
+        chunks += [(c.start, c.count, c.samples, c.keeps_state) for c in step.chunks]
+        scheduler.update(step, [7] * len(step.sampling), 0.0)
+    # multiples of 8, and the prompt's 11 tokens; the last token of all is never computed
+    assert chunks[:3] == [(0, 8, False, True), (8, 3, True, True), (11, 1, True, False)]
+    assert [start + count for start, count, _, keeps in chunks if keeps] == [8, 11, 16]
