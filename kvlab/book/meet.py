@@ -98,7 +98,8 @@ def meet(name: str, lengths: Sequence[int]) -> list[Run]:
     table(
         [(r.tokens, r.predicted, r.held, r.planned, r.allocated) for r in runs],
         ("tokens", "spec: entries", "engine: held", "plan: pages", "torch: allocated"),
-        caption=f"Bytes of one sequence in fp32, a small {name}: {len(model.spec.layers)} layers, pages of {BLOCK} tokens and a null page.",
+        caption=f"Bytes of one sequence in fp32, a small {name}: {len(model.spec.layers)} layers, pages of {BLOCK} tokens "
+        "and a null page.",
     )
     for r in runs:
         if (r.predicted, r.planned) != (r.held, r.allocated):
