@@ -156,29 +156,6 @@ def _llama3(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) ->
 
 
 def _yarn(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
-    factor, share, everywhere = float(rule["factor"]), rule.get("mscale"), rule.get("mscale_all_dim")
-    attention = rule.get("attention_factor")
-    if attention is None:
-        pair = _mscale(factor, share) / _mscale(factor, everywhere) if share and everywhere else None
-        attention = _mscale(factor, 1.0) if pair is None else pair
-    return RopeFacts(
-        "yarn",
-        factor=factor,
-        original_max_position=c.original_max_position(rule),
-        attention_factor=float(attention),
-        beta_fast=float(rule.get("beta_fast") or 32),
-        beta_slow=float(rule.get("beta_slow") or 1),
-        truncate=bool(rule.get("truncate", True)),
-        **common,
-    )
-
-
-def _mscale(factor: float, share: float) -> float:
-    """By how much stretched positions make cosines and sines larger. Source: YaRN (arXiv 2309.00071), section 3.4."""
-    return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
-
-
-def _yarn(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
     original = c.original_max_position(rule)
     factor = float(rule["factor"] or c.positive("max_position_embeddings") / original)
     attention = rule.get("attention_factor")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from kvlab.lab.parity.small.dense import small_rotary
 from kvlab.lab.parity.small.row import TESTED_TOKENS, VOCAB, Changes, Small
 from kvlab.models.facts import ModelConfig, RopeFacts
 from kvlab.models.modules.mla import LatentAttentionFacts
@@ -34,7 +35,7 @@ def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
         "qk_rope_head_dim": ROTARY,
         "v_head_dim": 14,
     }
-    return new | small_experts(config) | small_rotary(config, latents(facts)[0].rope)
+    return new | small_experts(config) | small_stretch(config, latents(facts)[0].rope)
 
 
 def small_experts(config: Mapping[str, Any]) -> Changes:
@@ -57,26 +58,14 @@ def layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) ->
     return new
 
 
-def small_rotary(config: Mapping[str, Any], rope: RopeFacts | None) -> Changes:
-    """The length that a stretched rotation refers to, moved so that some pairs are kept, some stretched, some between;
-    and a factor under which the stretched ones still turn."""
-    if rope is None or rope.kind != "yarn":
-        return small_divisors(config)
+def small_stretch(config: Mapping[str, Any], rope: RopeFacts | None) -> Changes:
+    """The scaling of rotary keys made small; the rotations between which YaRN blends apart where they were one
+    (Kimi-K2): with few pairs a ramp of no length hides what it begins and ends with."""
+    if rope is None or rope.kind != "yarn" or rope.beta_fast != rope.beta_slow:
+        return small_rotary(dict(config), rope, ROTARY)
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    # a little less than what pair 2 turns once in, so that a tenth more makes pair 3 the first that is stretched in full
-    original = round(2 * math.pi * rope.theta ** (2 * 1.97 / ROTARY))
-    changed = {"original_max_position_embeddings": original, "factor": 4.0, "beta_fast": 8, "beta_slow": 1}
-    return {name: config[name] | changed}
-
-
-def small_divisors(config: Mapping[str, Any]) -> Changes:
-    """Divisors per pair, as many as there are pairs now; the length they refer to is the model's."""
-    rule = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if rule.get("rope_type", rule.get("type")) != "longrope":
-        return {}
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    cut = {key: rule[key][: ROTARY // 2] for key in ("short_factor", "long_factor")}
-    return {name: rule | cut | {"original_max_position_embeddings": 2 * TESTED_TOKENS}}
+    apart = {**config, name: config[name] | {"beta_fast": 32.0}}
+    return small_rotary(apart, replace(rope, beta_fast=32.0), ROTARY)
 
 
 SMALL = {name: Small(widths, layers) for name in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")}
