@@ -16,6 +16,9 @@ from kvlab.lab.parity.oracle import Oracle
 from kvlab.models.facts import ModelConfig
 
 SHARP = ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj", "kv_a_layernorm")
+# by name, what weights are multiplied with. Queries and keys of a delta net come mostly of one sign out of these: where a
+# query is nearly orthogonal to all that its state holds, the norm of what it reads leaves little but rounding
+FACTORS = {"linear_attn.conv1d": 4.0}
 ENTROPY_LIMIT = 0.5
 
 
@@ -49,6 +52,8 @@ def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> flo
 def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     stored = oracle.state()
+    bare_norms = getattr(oracle.model.config, "use_qk_norm", False) and not any("q_norm" in name for name in stored)
+    lengthless = oracle.model.config.head_dim if bare_norms else 0
     # some vectors that are learned by other means than gradients are buffers
     buffers = [(n, b) for n, b in oracle.model.named_buffers() if n in stored and b.is_floating_point()]
     for name, tensor in sorted([*oracle.model.named_parameters(), *buffers]):
@@ -57,12 +62,19 @@ def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
         if "embed_tokens" in name:
             # small enough that the first norm's eps shows: mean square of 100 eps
             tensor.copy_(noise * 10 * math.sqrt(norm_eps))
+        elif name.endswith("A_log") and tensor.dim() == 1:
+            # states that remember some ten tokens: of a state with one token in it a norm leaves hardly more than signs
+            tensor.copy_(0.5 * noise - 2)
         elif name.endswith("bias"):
             tensor.copy_(noise * 0.5)
         elif tensor.dim() == 1:
             tensor.copy_(sharp * (1 + 0.3 * noise))
         else:
-            tensor.copy_(sharp * noise / math.sqrt(tensor.shape[-1]))
+            factor = next((f for part, f in FACTORS.items() if part in name), sharp)
+            tensor.copy_(factor * noise / math.sqrt(tensor.shape[-1]))
+            if lengthless and name.endswith(("q_proj.weight", "k_proj.weight")):
+                # norms without a weight leave only directions: few values of a head make them alike or opposite
+                tensor.mul_((1.0 + torch.arange(len(tensor)) % lengthless)[:, None] ** -sharpness)
 
 
 def entropy_fraction(attentions: list[Tensor]) -> float:

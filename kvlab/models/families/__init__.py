@@ -13,11 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from kvlab.models.facts import ModelConfig
-from kvlab.models.families import dense, latent, moe
+from kvlab.models.families import delta, dense, latent, mamba, moe, windows
 from kvlab.models.families.common import Cut, Family
 from kvlab.models.families.reader import ConfigReader
 
-FAMILIES: dict[str, Family] = {**dense.FAMILIES, **moe.FAMILIES, **latent.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    **dense.FAMILIES, **windows.FAMILIES, **delta.FAMILIES, **moe.FAMILIES, **latent.FAMILIES,
+    **mamba.FAMILIES,
+}  # fmt: skip
 
 
 def family_name(config: Mapping[str, Any]) -> str:
