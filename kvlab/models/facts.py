@@ -17,9 +17,9 @@ from typing import Any
 def fact(how: str, default: Any) -> Any:
     """A field whose change parity must notice.
 
-    `how`: "scale" (times 1.1), "scale if set" (so, unless it is the default), "each scaled" (all items), "twice" (times 2), "eightfold", "length" (one more,
-    one less, without end), "other" (one more), "off" (to its default), "flip" (the other truth value), "activation"
-    (another one), "one of a, b" (the other one), "keep" (not changed: shapes, names).
+    `how`: "scale" (times 1.1), "scale if set" (so, unless it is the default), "each scaled" (all items), "twice",
+    "eightfold", "length" (one more, one less, without end), "other" (one more), "off" (to its default), "flip" (the
+    other truth value), "activation" (another one), "one of a, b" (the other one), "keep" (not changed: shapes, names).
     """
     return field(default=default, metadata={"mutate": how})
 
@@ -79,6 +79,18 @@ class RopeFacts:
 
 
 @dataclass(frozen=True)
+class TemperatureFacts:
+    """Queries grow with their position: times 1 + weight * log(1 + floor((position + offset) / floor)).
+
+    Source: Llama 4 and Ministral 3, after arXiv 2501.19399.
+    """
+
+    floor: int = fact("length", 8192)
+    weight: float = fact("scale", 0.1)
+    offset: int = fact("off", 0)
+
+
+@dataclass(frozen=True)
 class AttentionFacts:
     """Attention of query heads over the keys and values of KV heads.
 
@@ -91,6 +103,7 @@ class AttentionFacts:
         qkv_bias, out_bias: of the projections.
         qk_norm: norm of each query and key head, or over all heads at once when `qk_norm_wide`.
         sinks: one learned logit per query head joins the softmax's denominator.
+        temperature: how queries grow with their position, None for not.
         alibi: whether scores fall with distance, by a slope per head.
         output_gate: whether the sigmoid of a projection of its own (`gate_proj`) scales what the heads give.
         prefix: name of the module's tensors within the layer.
@@ -111,6 +124,7 @@ class AttentionFacts:
     qk_norm: NormFacts | None = fact("off", None)  # noqa: RUF009
     qk_norm_wide: bool = False
     sinks: bool = fact("off", False)
+    temperature: TemperatureFacts | None = fact("off", None)  # noqa: RUF009
     alibi: bool = fact("off", False)
     output_gate: bool = fact("off", False)
     prefix: str = "self_attn"
@@ -119,23 +133,24 @@ class AttentionFacts:
 
 @dataclass(frozen=True)
 class MLPFacts:
-    """A feed-forward part: down(act(gate(x)) * up(x)), or down(act(up(x))) when not gated."""
+    """A feed-forward part: down(act(gate_scale * gate(x)) * up(x)), or down(act(up(x))) when not gated."""
 
     width: int
     activation: str = fact("activation", "silu")
     gated: bool = True
     bias: bool = False
     prefix: str = "mlp"
+    gate_scale: float = fact("scale if set", 1.0)
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One module on the residual stream: its norms, and the factor on what it adds.
+    """One module on the residual stream: its norms, and the factors on what it reads and adds.
 
     Attributes:
         module: the facts of the module.
         norm, post_norm: their facts, None for none. norm_name, post_norm_name: their names within the layer.
-        scale: factor on the result before it is added.
+        scale: factor on the result before it is added. in_scale: factor on what the module reads, after the norm.
     """
 
     module: Any
@@ -144,6 +159,7 @@ class Branch:
     post_norm: NormFacts | None = None
     post_norm_name: str = "post_attention_layernorm"
     scale: float = fact("scale", 1.0)
+    in_scale: float = fact("scale if set", 1.0)
 
 
 Step = tuple[Branch, ...]

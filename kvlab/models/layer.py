@@ -21,9 +21,11 @@ class _Branch:
     norm: Norm | None
     post_norm: Norm | None
     scale: float
+    in_scale: float
 
     def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
-        x = self.module(stream if self.norm is None else self.norm(stream), step)
+        x = stream if self.norm is None else self.norm(stream)
+        x = self.module(x if self.in_scale == 1.0 else x * self.in_scale, step)
         x = x if self.post_norm is None else self.post_norm(x)
         return x if self.scale == 1.0 else x * self.scale
 
@@ -41,7 +43,7 @@ class Layer:
                 norm = self._norm(b.norm, source, b.norm_name, hidden)
                 post = self._norm(b.post_norm, source, b.post_norm_name, hidden)
                 module = modules.build(b.module, source, hidden, Place(index, part))
-                branches.append(_Branch(module, norm, post, b.scale))
+                branches.append(_Branch(module, norm, post, b.scale, b.in_scale))
                 part += modules.num_parts(b.module)
             self.steps.append(branches)
 
@@ -68,6 +70,6 @@ def reference(facts: LayerFacts, weights: Names, stream: Tensor, whole: WholeCon
 
 def _reference_branch(b: Branch, weights: Names, stream: Tensor, whole: WholeContext) -> Tensor:
     x = stream if b.norm is None else norm_reference(b.norm, weights, b.norm_name, stream)
-    x = modules.reference(b.module, weights, x, whole)
+    x = modules.reference(b.module, weights, x * b.in_scale, whole)
     x = x if b.post_norm is None else norm_reference(b.post_norm, weights, b.post_norm_name, x)
     return x * b.scale

@@ -12,13 +12,13 @@ from kvlab.ops.linear import linear
 
 
 class MLP:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) when not gated."""
+    """down(act(gate_scale * gate(x)) * up(x)), or down(act(up(x))) when not gated."""
 
     num_parts = 0
 
     def __init__(self, facts: MLPFacts, source: Scope, hidden: int, place: Place) -> None:
         f, scope = facts, source.scope(facts.prefix)
-        self.activate, self.gated = activation(f.activation), f.gated
+        self.activate, self.gated, self.gate_scale = activation(f.activation), f.gated, f.gate_scale
         names = ("gate_proj", "up_proj") if f.gated else ("up_proj",)
         self.up = scope.take_rows("gate_up_proj.weight", {f"{n}.weight": f.width for n in names}, hidden)
         self.up_bias = scope.take_rows("gate_up_proj.bias", {f"{n}.bias": f.width for n in names}) if f.bias else None
@@ -30,6 +30,7 @@ class MLP:
         up = linear(x, self.up, self.up_bias)
         if self.gated:
             gate, up = up.chunk(2, dim=-1)
+            gate = gate if self.gate_scale == 1.0 else gate * self.gate_scale
             return linear(self.activate(gate) * up, self.down, self.down_bias)
         return linear(self.activate(up), self.down, self.down_bias)
 
@@ -38,4 +39,4 @@ def reference(facts: MLPFacts, weights: Names, x: Tensor, whole: WholeContext) -
     """The feed-forward part in plain torch."""
     w, act = weights.scope(facts.prefix), activation(facts.activation)
     up = w.linear("up_proj", x)
-    return w.linear("down_proj", act(w.linear("gate_proj", x)) * up if facts.gated else act(up))
+    return w.linear("down_proj", act(w.linear("gate_proj", x) * facts.gate_scale) * up if facts.gated else act(up))

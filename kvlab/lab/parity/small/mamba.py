@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.lab.parity.small import dense, moe
-from kvlab.lab.parity.small.row import HEAD_DIM, VOCAB, Changes, Small
-from kvlab.models.facts import AttentionFacts, MLPFacts, ModelConfig
+from kvlab.lab.parity.small.row import VOCAB, Changes, Small
+from kvlab.models.facts import AttentionFacts, ModelConfig
 from kvlab.models.modules.mamba2 import Mamba2Facts
 
 HIDDEN, STATE, RANK, WIDTH = 48, 12, 5, 8
