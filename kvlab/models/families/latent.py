@@ -6,15 +6,17 @@ Source: transformers 5.24.0, models/<family>/configuration_<family>.py and model
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvlab.models.facts import EmbeddingFacts, HeadFacts, MLPFacts, ModelConfig, NormFacts
 from kvlab.models.families.common import Family, gated_mlp, model, pre_norm_layer, rms
 from kvlab.models.families.reader import ConfigReader
+from kvlab.models.modules.indexed_mla import IndexedAttentionFacts, IndexerFacts, ReusedIndexFacts
 from kvlab.models.modules.mla import LatentAttentionFacts
 from kvlab.models.modules.moe import MoEFacts
 from kvlab.models.modules.router import RouterFacts
+from kvlab.specs.families import from_config
 
 LATENT_NORM = NormFacts(eps=1e-6)  # the classes leave its eps at their default, whatever rms_norm_eps says
 
@@ -117,14 +119,61 @@ def sparse_layers(c: ConfigReader) -> tuple[bool, ...]:
     return tuple(i >= first for i in range(c.num_layers))
 
 
-def deepseek(router: Callable[[ConfigReader], RouterFacts], interleaved: bool | str) -> Callable[[ConfigReader], Any]:
+Mixers = Callable[[ConfigReader], Sequence[Any]]
+
+
+def all_latent(interleaved: bool | str) -> Mixers:
+    """Latent attention over every earlier token in each layer."""
+    return lambda c: [latent_attention(c, interleaved=interleaved)] * c.num_layers
+
+
+def all_indexed(interleaved: bool) -> Mixers:
+    """Latent attention over chosen tokens; `interleaved` says how the indexer's rotary values pair.
+
+    A layer that `indexer_types` calls shared reads the choice of the last one that has an indexer.
+    """
+
+    def mixers(c: ConfigReader) -> list[Any]:
+        attention = latent_attention(c)
+        rotary = attention.rope_dim
+        index = IndexerFacts(
+            c.positive("index_n_heads"),
+            c.positive("index_head_dim"),
+            rotary,
+            c.positive("index_topk"),
+            rope=c.rope(dim=rotary, interleaved=interleaved),
+        )
+        found: list[Any] = []
+        last = 0
+        for i, kind in enumerate(indexer_types(c)):
+            last = i if kind == "full" else last
+            found.append(IndexedAttentionFacts(attention, index) if i == last else ReusedIndexFacts(attention, last))
+        return found
+
+    return mixers
+
+
+def indexer_types(c: ConfigReader) -> Sequence[str]:
+    """ "full" or "shared" for each layer, as the cache's facts have it: a layer with index keys is full.
+
+    Raises:
+        ValueError: the first layer has no indexer.
+    """
+    layers = from_config(c.config).layers
+    kinds = ["full" if any(part.kind == "index" for part in layer.parts) else "shared" for layer in layers]
+    if kinds[0] != "full":
+        raise ValueError("indexer_types: the first layer must be full, there is no choice before it")
+    return kinds
+
+
+def deepseek(mixers: Mixers, router: Callable[[ConfigReader], RouterFacts]) -> Callable[[ConfigReader], ModelConfig]:
     """A builder of decoders with latent attention, dense first layers and experts after them."""
 
     def build(c: ConfigReader) -> ModelConfig:
-        norm, attention = rms(c), latent_attention(c, interleaved=interleaved)
-        sparse = sparse_layers(c)
+        norm, sparse = rms(c), sparse_layers(c)
         feed_forward = {kind: experts(c, router(c)) if kind else dense_mlp(c) for kind in set(sparse)}
-        return model(c, [pre_norm_layer(attention, feed_forward[kind], norm) for kind in sparse])
+        layers = zip(mixers(c), sparse, strict=True)
+        return model(c, [pre_norm_layer(mixer, feed_forward[kind], norm) for mixer, kind in layers])
 
     return build
 
@@ -150,16 +199,24 @@ _V3 = _COMMON | {"rope_interleave": True, "n_group": 8, "topk_group": 4, "norm_t
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family(
-        deepseek(softmax_router, True), _COMMON | {"topk_method": "greedy", "routed_scaling_factor": 1.0}
+        deepseek(all_latent(True), softmax_router), _COMMON | {"topk_method": "greedy", "routed_scaling_factor": 1.0}
     ),
     "deepseek_v3": Family(
         # the last checkpoint layers predict further tokens and are not part of the decoder
-        deepseek(best_of_groups, "rope_interleave"), _V3, ignored=(r"^model\.layers\.61\.",)
+        deepseek(all_latent("rope_interleave"), best_of_groups), _V3, ignored=(r"^model\.layers\.61\.",)
     ),
     "glm4_moe_lite": Family(
-        deepseek(best_of_groups, "rope_interleave"),
+        deepseek(all_latent("rope_interleave"), best_of_groups),
         _V3 | {"rms_norm_eps": 1e-5, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8},
         ignored=(r"^model\.layers\.47\.",),
+    ),
+    "deepseek_v32": Family(
+        deepseek(all_indexed(False), best_of_groups), _V3 | {"index_topk": 2048}, ignored=(r"^model\.layers\.61\.",)
+    ),
+    "glm_moe_dsa": Family(
+        deepseek(all_indexed(True), best_of_groups),
+        _V3 | {"rms_norm_eps": 1e-5, "n_group": 1, "topk_group": 1, "index_topk": 2048},
+        ignored=(r"^model\.layers\.78\.",),
     ),
     "minicpm3": Family(
         minicpm3,

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kvlab.models.facts import AttentionFacts, MLPFacts
-from kvlab.models.modules import attention, gated_delta, mamba1, mamba2, mla, mlp, moe
+from kvlab.models.modules import attention, gated_delta, indexed_mla, mamba1, mamba2, mla, mlp, moe
 from kvlab.models.modules.base import Place, WholeContext
 from kvlab.models.weights import Names, Scope
 
@@ -17,6 +17,8 @@ MODULES: dict[type, tuple[Any, Any]] = {
     MLPFacts: (mlp.MLP, mlp.reference),
     moe.MoEFacts: (moe.MoE, moe.reference),
     mla.LatentAttentionFacts: (mla.LatentAttention, mla.reference),
+    indexed_mla.IndexedAttentionFacts: (indexed_mla.IndexedAttention, indexed_mla.reference),
+    indexed_mla.ReusedIndexFacts: (indexed_mla.ReusedIndexAttention, indexed_mla.reference_reused),
     gated_delta.GatedDeltaFacts: (gated_delta.GatedDelta, gated_delta.reference),
     mamba1.Mamba1Facts: (mamba1.Mamba1, mamba1.reference),
     mamba2.Mamba2Facts: (mamba2.Mamba2, mamba2.reference),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvlab.lab.parity.small.dense import small_rotary
-from kvlab.lab.parity.small.row import TESTED_TOKENS, VOCAB, Changes, Small
+from kvlab.lab.parity.small.row import TESTED_TOKENS, VOCAB, WINDOW, Changes, Small
 from kvlab.models.facts import ModelConfig, RopeFacts
 from kvlab.models.modules.mla import LatentAttentionFacts
 
@@ -16,7 +16,8 @@ ROTARY = 12  # values of a rotary key: six frequencies
 
 def latents(facts: ModelConfig) -> list[LatentAttentionFacts]:
     """The latent attention of each layer."""
-    return [layer.branches[0].module for layer in facts.layers]
+    mixers = [layer.branches[0].module for layer in facts.layers]
+    return [getattr(mixer, "attention", mixer) for mixer in mixers]
 
 
 def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
@@ -35,6 +36,9 @@ def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
         "qk_rope_head_dim": ROTARY,
         "v_head_dim": 14,
     }
+    if "index_topk" in config:
+        # all of an indexer's few heads may be silent for a key; of 32 one always speaks, so no scores are equal
+        new |= {"index_n_heads": 32, "index_head_dim": ROTARY + 6, "index_topk": WINDOW}
     return new | small_experts(config) | small_stretch(config, latents(facts)[0].rope)
 
 
@@ -53,6 +57,8 @@ def layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) ->
     new: Changes = {"num_hidden_layers": len(kept)}
     if config.get("mlp_layer_types"):
         new["mlp_layer_types"] = [config["mlp_layer_types"][i] for i in kept]
+    if config.get("indexer_types"):
+        new["indexer_types"] = [config["indexer_types"][i] for i in kept]
     if "first_k_dense_replace" in config:
         new["first_k_dense_replace"] = sum(i < config["first_k_dense_replace"] for i in kept)
     return new
@@ -68,4 +74,14 @@ def small_stretch(config: Mapping[str, Any], rope: RopeFacts | None) -> Changes:
     return small_rotary(apart, replace(rope, beta_fast=32.0), ROTARY)
 
 
-SMALL = {name: Small(widths, layers) for name in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")}
+def kinds(config: dict[str, Any], facts: ModelConfig) -> list[Any]:
+    """What sets layers apart; which earlier layer's choice one reads does not."""
+    return [
+        (type(layer.branches[0].module).__name__, type(layer.branches[1].module).__name__) for layer in facts.layers
+    ]
+
+
+SMALL = {
+    name: Small(widths, layers, kinds)
+    for name in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3")
+}
