@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from kvlab.lab.parity.paging import PagedSequences
 from kvlab.lab.parity.small.row import TESTED_TOKENS, VOCAB
 from kvlab.models.load import LoadedModel
+from kvlab.specs.parts import RecurrentState
 
 TOLERANCE = 1e-4
 # families whose transformers implementation does not reproduce itself to 1e-4, and why; none so far
@@ -56,11 +57,16 @@ def decode(model: LoadedModel, texts: list[list[int]]) -> list[Tensor]:
     return [torch.cat([cache.step({0: [token]}, padded_rows=i % 2)[0] for i, token in enumerate(texts[0])])]
 
 
-def chunked_prefill(model: LoadedModel, texts: list[list[int]]) -> list[Tensor]:
-    """The first sequence in chunks of odd sizes that fit no page."""
+def chunked_prefill(model: LoadedModel, texts: list[list[int]], forgotten: str = "") -> list[Tensor]:
+    """The first sequence in chunks of odd sizes that fit no page.
+
+    Args:
+        forgotten: a state array that is zeroed before each chunk; "" for none.
+    """
     cache, start, pieces = PagedSequences(model, 1, len(texts[0])), 0, []
     for size in CHUNKS * len(texts[0]):
         if piece := texts[0][start : start + size]:
+            cache.forget(forgotten)
             pieces.append(cache.step({0: piece})[0])
         start += size
     return [torch.cat(pieces)]
@@ -104,9 +110,22 @@ MODES: dict[str, Callable[[LoadedModel, list[list[int]]], list[Tensor]]] = {
 }
 
 
+def forgetful(model: LoadedModel, texts: list[list[int]], wanted: Tensor) -> Iterator[ModeResult]:
+    """Chunked prefill with each state array of the model not carried from chunk to chunk: parity must fail."""
+    parts = [part for _, part in model.spec.parts() if isinstance(part, RecurrentState)]
+    for name in dict.fromkeys(array.name for part in parts for array in part.arrays):
+        got = chunked_prefill(model, texts, name)[0]
+        yield ModeResult(f"{name} not carried over a chunk boundary", error(got, wanted), tolerance_of(model))
+
+
+def tolerance_of(model: LoadedModel) -> float:
+    """What parity asks of the model's family."""
+    return LOOSER.get(model.config.model_type, TOLERANCE)
+
+
 def compare(model: LoadedModel, texts: list[list[int]], wanted: list[Tensor]) -> tuple[ModeResult, ...]:
     """The result of each mode of `MODES`; `wanted` holds the oracle's logits of each of `texts`."""
-    tolerance = LOOSER.get(model.config.model_type, TOLERANCE)
+    tolerance = tolerance_of(model)
     results = []
     for mode, run in MODES.items():
         got = run(model, texts)

@@ -50,6 +50,12 @@ class PagedSequences:
         """Forgets a sequence; its pages keep their bytes."""
         self.lengths[seq] = 0
 
+    def forget(self, array: str) -> None:
+        """Zeroes the state array of that name in all pages of all layers."""
+        for views in (v for layer in self._views for v in layer):
+            if isinstance(views, SegmentViews) and array in views.segments:
+                views[array].zero_()
+
     def step(
         self, work: dict[int, Sequence[int]], padded_rows: int = 0, *, last_only: bool = False
     ) -> dict[int, Tensor]:
