@@ -15,11 +15,13 @@ from torch import Tensor
 from kvlab.lab.parity.oracle import Oracle
 from kvlab.models.facts import ModelConfig
 
-SHARP = ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj", "kv_a_layernorm")
+SHARP = ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj", "kv_a_layernorm",
+         "qkv_proj", "query_key_value", "Wqkv", "c_attn")  # fmt: skip
 # by name, what weights are multiplied with. Queries and keys of a delta net come mostly of one sign out of these: where a
 # query is nearly orthogonal to all that its state holds, the norm of what it reads leaves little but rounding
 FACTORS = {"linear_attn.conv1d": 4.0}
 ENTROPY_LIMIT = 0.5
+TOO_SHARP = 0.35
 
 
 def first_eps(facts: ModelConfig) -> float:
@@ -32,19 +34,21 @@ def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> flo
     """Fills the oracle's weights; the mean entropy of its attention over `ids`, as a fraction of log(keys seen); None for
     a model without attention.
 
-    Queries and keys are scaled up until that fraction is under a half.
+    Queries and keys are scaled until that fraction is under a half, and not so small that rounding decides.
 
     Raises:
         RuntimeError: no scale brings it there (our own rule, so not a fault of the config).
     """
-    for attempt in range(8):
-        _fill(oracle, norm_eps, seed, 1.6 * 1.15**attempt)
+    sharpness = 1.6
+    for _ in range(12):
+        _fill(oracle, norm_eps, seed, sharpness)
         weights = oracle.attentions(ids)
         if not weights:
             return None
         fraction = entropy_fraction(weights)
-        if fraction < ENTROPY_LIMIT:
+        if TOO_SHARP < fraction < ENTROPY_LIMIT:
             return fraction
+        sharpness *= 1.15 if fraction > TOO_SHARP else 0.8
     raise RuntimeError(f"parity weights: attention entropy stays at {fraction:.2f} of its maximum")
 
 

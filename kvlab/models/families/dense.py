@@ -66,7 +66,7 @@ def unrotated_windows(c: ConfigReader) -> tuple[int, ...]:
 
 def rotated_layers(c: ConfigReader) -> tuple[bool, ...]:
     """Which layers rotate queries and keys: all, but for the layers a config lists or counts out."""
-    if (listed := c.get("no_rope_layers")) is not None:
+    if listed := c.get("no_rope_layers"):
         return c.per_layer("no_rope_layers", tuple(bool(x) for x in listed))
     if interval := c.get("no_rope_layer_interval"):
         return tuple((i + 1) % interval != 0 for i in range(c.num_layers))

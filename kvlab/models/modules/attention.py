@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from kvlab.models.facts import AttentionFacts, NormFacts
+from kvlab.models.facts import AttentionFacts, NormFacts, TemperatureFacts
 from kvlab.models.modules.base import Place, StepContext, WholeContext
 from kvlab.models.modules.norm import Norm
 from kvlab.models.modules.norm import reference as norm_reference
@@ -71,6 +73,8 @@ class Attention:
             angles = step.angles(f.rope, f.key_dim)
             query = rotate(query, *angles, f.rope.interleaved)
             key = key if key is None else rotate(key, *angles, f.rope.interleaved)
+        if f.temperature is not None:
+            query = query * query_growth(f.temperature, step.positions, query.dtype)
         return query, key, value
 
     def _normed(self, rows: Tensor, norm: Norm | None) -> Tensor:
@@ -103,6 +107,12 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.tensor(slopes, dtype=torch.float32)
 
 
+def query_growth(facts: TemperatureFacts, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, 1, 1]: what queries at `positions` [T] are multiplied with."""
+    steps = (positions + facts.offset).div(facts.floor, rounding_mode="floor")
+    return (1 + facts.weight * steps.to(torch.promote_types(dtype, torch.float32)).log1p()).to(dtype)[:, None, None]
+
+
 def visible(num_tokens: int, window: int = 0, chunk: int = 0) -> Tensor:
     """bool [T, T]: whether the query of row t sees the key of column s.
 
@@ -127,6 +137,10 @@ def reference_heads(
     angles = None if f.rope is None else whole.angles(f.rope, f.key_dim, x.dtype)
     if f.rope is not None and angles is not None:
         query = rotate(query, *angles, f.rope.interleaved)
+    if f.temperature is not None:
+        t = f.temperature
+        grown = [1 + t.weight * math.log(1 + (int(p) + t.offset) // t.floor) for p in whole.positions]
+        query = query * torch.tensor(grown, dtype=x.dtype)[:, None, None]
     if f.source is not None:
         return (query, *whole.memory["kv", f.source])
     key = _reference_normed(f, w, "k_norm", w.linear("k_proj", x)).unflatten(-1, (-1, f.key_dim))

@@ -37,8 +37,8 @@ class MoEFacts:
         router: how experts are chosen and weighted.
         width: of one expert.
         activation, gated, bias: as in `MLPFacts`.
-        limit: gates are cut off above it, ups beyond +-limit; 0 means neither. slope: the gate's activation is
-            gate * sigmoid(slope * gate) where this is not 0. up_offset: added to the ups (gpt-oss).
+        limit: gates are cut off above it, ups beyond +-limit; 0 means neither. slope: gates become
+            activation(slope * gate) / slope. up_offset: added to the ups (gpt-oss).
         latent: width that experts read and write, projected from and to the residual stream; 0 means its own.
         shared: an expert for all tokens, None for none; its prefix is below that of the mixture.
         shared_gate: whether a sigmoid gate scales what the shared expert gives.
@@ -50,7 +50,7 @@ class MoEFacts:
     gated: bool = True
     bias: bool = False
     limit: float = fact("scale", 0.0)
-    slope: float = fact("scale", 0.0)
+    slope: float = fact("scale if set", 1.0)
     up_offset: float = fact("off", 0.0)
     latent: int = 0
     shared: MLPFacts | None = None
@@ -141,7 +141,7 @@ def glu(f: MoEFacts, up: Tensor) -> Tensor:
     gate, up = up.chunk(2, dim=-1)
     if f.limit:
         gate, up = gate.clamp(max=f.limit), up.clamp(-f.limit, f.limit)
-    gate = gate * torch.sigmoid(f.slope * gate) if f.slope else act(gate)
+    gate = act(gate) if f.slope == 1.0 else act(f.slope * gate) / f.slope
     return gate * (up + f.up_offset if f.up_offset else up)
 
 

@@ -37,7 +37,8 @@ def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
     }
     # a stated factor on scores belongs to the head's width
     new |= {name: value for name, value in SCALES.items() if config.get(name)}
-    rotary = small_rotary(config, next((a.rope for a in attentions(facts) if a.rope), None))
+    ropes = [a.rope for a in attentions(facts) if a.rope]
+    rotary = small_rotary(config, next((rope for rope in ropes if rope.kind in SCALED), None))
     return new | rotary | ({"head_dim": HEAD_DIM} if explicit or config.get("head_dim") else {})
 
 
@@ -62,9 +63,13 @@ def small_rotary(config: dict[str, Any], rope: RopeFacts | None, head_dim: int =
         return {}
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     dim = head_dim if not rope.dim else int(head_dim * _rotated_share(config))
-    new = {name: config[name] | SCALED[rope.kind](config[name], rope, dim)}
+    rule = config[name]
+    # of layers with rules of their own the full ones are stretched
+    section = rule.get("full_attention", rule)
+    small = section | SCALED[rope.kind](section, rope, dim)
+    new = {name: rule | {"full_attention": small} if section is not rule else small}
     if config.get("original_max_position_embeddings"):
-        new["original_max_position_embeddings"] = new[name]["original_max_position_embeddings"]
+        new["original_max_position_embeddings"] = small["original_max_position_embeddings"]
     return new
 
 
@@ -83,7 +88,9 @@ def _llama3(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
 
 def _yarn(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
     # the ramp begins between the second pair and the third
-    return {"original_max_position_embeddings": round(rope.beta_fast * 2 * math.pi * rope.theta ** (3 / dim))}
+    original = round(rope.beta_fast * 2 * math.pi * rope.theta ** (3 / dim))
+    # what is stretched further hardly turns within the tested tokens
+    return {"original_max_position_embeddings": original, "factor": min(rope.factor, 4.0)}
 
 
 def _longrope(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
