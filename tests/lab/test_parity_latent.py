@@ -28,6 +28,7 @@ EXPERTS = {
     "n_shared_experts": 2,
 }
 YARN = {"type": "yarn", "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.8, "original_max_position_embeddings": 512}
+INDEXER = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 512}
 GROUPS = {"n_group": 8, "topk_group": 3}
 
 FAMILIES = {
@@ -42,6 +43,10 @@ FAMILIES = {
     },
     "deepseek_v3, yarn": EXPERTS | GROUPS | {"model_type": "deepseek_v3", "rope_scaling": YARN},
     "glm4_moe_lite": EXPERTS | {"model_type": "glm4_moe_lite", "routed_scaling_factor": 1.8},
+    "deepseek_v32": EXPERTS | GROUPS | INDEXER | {"model_type": "deepseek_v32", "rope_scaling": YARN},
+    "glm_moe_dsa, choices shared": EXPERTS
+    | INDEXER
+    | {"model_type": "glm_moe_dsa", "indexer_types": ["full", "full", "shared", "shared", "full", "shared"]},
     "minicpm3": {"model_type": "minicpm3", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
 }
 
@@ -60,5 +65,8 @@ def test_logits_are_transformers_and_every_changed_fact_is_seen(family):
     assert f"{layer}kv_a_layernorm.weight set to one" in tried
     if "yarn" in family:
         assert {"Rope.kind left out", "Rope.factor + 10 %", "Rope.attention_factor + 10 %"} <= tried
+    if "index_topk" in BASE | FAMILIES[family]:
+        assert {f"Indexer.top_k {how}" for how in ("+ 1", "- 1", "left out")} | {"Indexer.rope left out"} <= tried
+        assert f"{layer}indexer.k_norm.bias zeroed" in tried
     if "biases" in family:
         assert {f"{layer}{name}.bias zeroed" for name in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")} <= tried
