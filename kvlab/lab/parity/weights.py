@@ -15,11 +15,13 @@ from torch import Tensor
 from kvlab.lab.parity.oracle import Oracle
 from kvlab.models.facts import ModelConfig
 
-SHARP = ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj", "kv_a_layernorm",
+SHARP = ("q_proj", "k_proj", "q_norm", "k_norm", "q_layernorm", "k_layernorm", "q_b_proj", "kv_a_layernorm",
          "qkv_proj", "query_key_value", "Wqkv", "c_attn")  # fmt: skip
 # by name, what weights are multiplied with. Queries and keys of a delta net come mostly of one sign out of these: where a
 # query is nearly orthogonal to all that its state holds, the norm of what it reads leaves little but rounding
-FACTORS = {"linear_attn.conv1d": 4.0}
+FACTORS = {"_attn.conv1d": 4.0}
+# embeddings, of tokens and of positions
+EMBEDDINGS = ("embed_tokens", "wte.", "wpe.", "embed_in.", "word_embeddings.")
 ENTROPY_LIMIT = 0.5
 TOO_SHARP = 0.35
 
@@ -63,10 +65,10 @@ def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
     for name, tensor in sorted([*oracle.model.named_parameters(), *buffers]):
         noise = torch.randn(tensor.shape, generator=generator)
         sharp = sharpness if any(part in name for part in SHARP) else 1.0
-        if "embed_tokens" in name:
+        if any(part in name for part in EMBEDDINGS) and tensor.dim() == 2:
             # small enough that the first norm's eps shows: mean square of 100 eps
             tensor.copy_(noise * 10 * math.sqrt(norm_eps))
-        elif name.endswith("A_log") and tensor.dim() == 1:
+        elif name.endswith("A_log") and tensor.dim() != 2:
             # states that remember some ten tokens: of a state with one token in it a norm leaves hardly more than signs
             tensor.copy_(0.5 * noise - 2)
         elif name.endswith("bias"):

@@ -7,7 +7,19 @@ from typing import Any
 from torch import Tensor
 
 from kvlab.models.facts import AttentionFacts, MLPFacts
-from kvlab.models.modules import attention, gated_delta, indexed_mla, mamba1, mamba2, mla, mlp, moe
+from kvlab.models.modules import (
+    attention,
+    gated_delta,
+    indexed_mla,
+    kda,
+    mamba1,
+    mamba2,
+    mla,
+    mlp,
+    moe,
+    shared_block,
+    short_conv,
+)
 from kvlab.models.modules.base import Place, WholeContext
 from kvlab.models.weights import Names, Scope
 
@@ -20,11 +32,16 @@ MODULES: dict[type, tuple[Any, Any]] = {
     indexed_mla.IndexedAttentionFacts: (indexed_mla.IndexedAttention, indexed_mla.reference),
     indexed_mla.ReusedIndexFacts: (indexed_mla.ReusedIndexAttention, indexed_mla.reference_reused),
     gated_delta.GatedDeltaFacts: (gated_delta.GatedDelta, gated_delta.reference),
+    kda.KDAFacts: (kda.KDA, kda.reference),
+    short_conv.ShortConvFacts: (short_conv.ShortConv, short_conv.reference),
     mamba1.Mamba1Facts: (mamba1.Mamba1, mamba1.reference),
     mamba2.Mamba2Facts: (mamba2.Mamba2, mamba2.reference),
 }
 # facts class of a layer with a mechanism of its own -> (layer class, plain forward)
-LAYERS: dict[type, tuple[Any, Any]] = {}
+LAYERS: dict[type, tuple[Any, Any]] = {
+    shared_block.SharedBlocksFacts: (shared_block.SharedBlocks, shared_block.ReferenceBlocks),
+    shared_block.HybridLayerFacts: (shared_block.HybridLayer, shared_block.layer_reference),
+}
 
 
 def build(facts: Any, source: Scope, hidden: int, place: Place) -> Any:

@@ -45,7 +45,7 @@ class GatedDeltaFacts:
     value_dim: int
     kernel: int
     activation: str = fact("activation", "silu")
-    norm: NormFacts = NormFacts()
+    norm: NormFacts = NormFacts()  # noqa: RUF009
     prefix: str = "linear_attn"
 
     @property
