@@ -75,8 +75,9 @@ def run_once(model: Any, tokens: int, seed: int = 0) -> Run:
     spec = with_kv_format(model.spec, "fp32")
     paged = sequence_bytes(spec, tokens, PolicySettings("paged", BLOCK, BLOCK))
     planned = paged.total + paged.pool_overhead
+    blocks = tuple(group.pages + 1 for group in paged.groups)
     engine = Engine(
-        model, kv_dtype="fp32", block_size=BLOCK, kv_bytes=planned, max_model_len=tokens + 1, max_num_seqs=1,
+        model, kv_dtype="fp32", block_size=BLOCK, num_blocks=blocks, max_model_len=tokens + 1, max_num_seqs=1,
         max_batched_tokens=BLOCK,
     )  # fmt: skip
     prompt = random.Random(seed).choices(range(3, model.config.vocab_size), k=tokens)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from kvlab.book.meet import config_of, tiny
 from kvlab.book.sharing import share_layers, share_spec
