@@ -91,6 +91,17 @@ class TemperatureFacts:
 
 
 @dataclass(frozen=True)
+class AlibiFacts:
+    """Scores fall with distance: head h of n loses factor * 2 ** (-max_bias * h / n) a token.
+
+    Source: ALiBi (arXiv 2108.12409), section 3; for head counts that are no power of two see `alibi_slopes`.
+    """
+
+    max_bias: float = fact("scale", 8.0)
+    factor: float = fact("scale", 1.0)
+
+
+@dataclass(frozen=True)
 class AttentionFacts:
     """Attention of query heads over the keys and values of KV heads.
 
@@ -104,7 +115,7 @@ class AttentionFacts:
         qk_norm: norm of each query and key head, or over all heads at once when `qk_norm_wide`.
         sinks: one learned logit per query head joins the softmax's denominator.
         temperature: how queries grow with their position, None for not.
-        alibi: whether scores fall with distance, by a slope per head.
+        alibi: how scores fall with distance, None for not.
         output_gate: whether the sigmoid of a projection of its own (`gate_proj`) scales what the heads give.
         prefix: name of the module's tensors within the layer.
         source: the layer whose keys and values this one reads; None for its own.
@@ -125,7 +136,7 @@ class AttentionFacts:
     qk_norm_wide: bool = False
     sinks: bool = fact("off", False)
     temperature: TemperatureFacts | None = fact("off", None)  # noqa: RUF009
-    alibi: bool = fact("off", False)
+    alibi: AlibiFacts | None = fact("off", None)  # noqa: RUF009
     output_gate: bool = fact("off", False)
     prefix: str = "self_attn"
     source: int | None = None

@@ -35,6 +35,8 @@ def mutants(config: ModelConfig, state: State) -> Iterator[tuple[str, Mutant]]:
     yield from _rotations(config, state)
     if not config.head.tied:
         yield "head tied to the embedding", (config, state | {"lm_head.weight": state["model.embed_tokens.weight"]})
+    if (table := state.get("model.embed_positions.weight")) is not None:
+        yield "positions moved by one", (config, state | {"model.embed_positions.weight": table.roll(1, dims=0)})
     if rolled := _rolled_heads(config, state):
         yield "KV heads in another order", (config, state | rolled)
     yield from _tensors(config, state)
@@ -75,7 +77,7 @@ def _alternatives(field: dataclasses.Field, value: Any) -> Iterator[tuple[str, A
     elif how == "flip":
         yield "flipped", not value
     elif how == "activation":
-        yield "changed", "gelu" if value != "gelu" else "silu"
+        yield "changed", "gelu" if value == "silu" else "silu"
     elif how == "other" and value:
         yield "+ 1", value + 1
     elif how.startswith("one of "):

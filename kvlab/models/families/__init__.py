@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from kvlab.models.facts import ModelConfig
-from kvlab.models.families import delta, dense, latent, mamba, mamba_hybrids, moe, windows
+from kvlab.models.families import classic, delta, dense, latent, mamba, mamba_hybrids, moe, windows
 from kvlab.models.families.common import Cut, Family
 from kvlab.models.families.reader import ConfigReader
 
 FAMILIES: dict[str, Family] = {
-    **dense.FAMILIES, **windows.FAMILIES, **delta.FAMILIES, **moe.FAMILIES, **latent.FAMILIES,
+    **dense.FAMILIES, **classic.FAMILIES, **windows.FAMILIES, **delta.FAMILIES, **moe.FAMILIES, **latent.FAMILIES,
     **mamba.FAMILIES, **mamba_hybrids.FAMILIES,
 }  # fmt: skip
 

@@ -99,9 +99,10 @@ def model(c: ConfigReader, layers: Sequence[Any], **facts: Any) -> ModelConfig:
     """A model of `layers` with the config's vocabulary, width and length; final RMS norm and tying by the config."""
     usual: dict[str, Any] = {
         "embedding": EmbeddingFacts(),
-        "max_position": c.positive("max_position_embeddings"),
         "eos_token_ids": c.token_ids(),
     }
+    if "max_position" not in facts:
+        usual["max_position"] = c.positive("max_position_embeddings")
     if "head" not in facts:
         usual["head"] = HeadFacts(norm=rms(c), tied=bool(c.get("tie_word_embeddings")))
     sizes = {"vocab_size": c.positive("vocab_size"), "hidden_size": c.hidden_size}

@@ -40,6 +40,10 @@ class ConfigReader:
     def _stated(self, name: str) -> bool:
         return any(key in self.config for key in (name, *ALIASES.get(name, ())))
 
+    def config_value(self, name: str) -> Any:
+        """What the file itself says of `name`, under any of its spellings; None where it says nothing."""
+        return self._reader.get(name) if self._stated(name) else None
+
     def positive(self, name: str) -> int:
         """The positive whole number `name`.
 

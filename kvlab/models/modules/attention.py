@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from kvlab.models.facts import AttentionFacts, NormFacts, TemperatureFacts
+from kvlab.models.facts import AlibiFacts, AttentionFacts, NormFacts, TemperatureFacts
 from kvlab.models.modules.base import Place, StepContext, WholeContext
 from kvlab.models.modules.norm import Norm
 from kvlab.models.modules.norm import reference as norm_reference
@@ -42,7 +42,7 @@ class Attention:
         self.gate = scope.take("gate_proj.weight", gate_rows, hidden) if f.output_gate else None
         self.gate_bias = scope.take("gate_proj.bias", gate_rows) if f.output_gate and f.qkv_bias else None
         self.sinks = scope.take("sinks", f.num_query_heads) if f.sinks else None
-        self.alibi = alibi_slopes(f.num_query_heads).to(scope.device) if f.alibi else None
+        self.alibi = alibi_slopes(f.num_query_heads, f.alibi).to(scope.device) if f.alibi else None
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """[T, hidden] of `x` [T, hidden], the normed residual stream."""
@@ -96,15 +96,16 @@ def _head_norm(f: AttentionFacts, scope: Scope, name: str, heads: int) -> Norm |
     return Norm(f.qk_norm, scope, name, f.key_dim * (heads if f.qk_norm_wide else 1))
 
 
-def alibi_slopes(num_heads: int) -> Tensor:
-    """fp32 [num_heads]: what a score loses per token of distance; powers of 2**(-8 / n), n the next power of two below.
+def alibi_slopes(num_heads: int, facts: AlibiFacts) -> Tensor:
+    """fp32 [num_heads]: what a score loses per token of distance.
 
-    Source: ALiBi (arXiv 2108.12409), section 3, and its footnote for head counts that are no power of two.
+    Of a head count that is no power of two the first heads have the slopes of the next power below, the others every
+    second slope of the next power above (the paper's footnote).
     """
     closest = 2 ** (num_heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (i + 1) / closest) for i in range(closest)]
-    slopes += [2 ** (-4 * (i + 1) / closest) for i in range(0, 2 * (num_heads - closest), 2)]
-    return torch.tensor(slopes, dtype=torch.float32)
+    slopes = [2 ** (-facts.max_bias * (i + 1) / closest) for i in range(closest)]
+    slopes += [2 ** (-facts.max_bias * (i + 1) / (2 * closest)) for i in range(0, 2 * (num_heads - closest), 2)]
+    return torch.tensor(slopes, dtype=torch.float32) * facts.factor
 
 
 def query_growth(facts: TemperatureFacts, positions: Tensor, dtype: torch.dtype) -> Tensor:
@@ -162,7 +163,7 @@ def reference(facts: AttentionFacts, weights: Names, x: Tensor, whole: WholeCont
         scores = f.softcap * torch.tanh(scores / f.softcap)
     if f.alibi:
         distance = whole.positions[None, :] - whole.positions[:, None]
-        scores = scores + alibi_slopes(f.num_query_heads).to(x.dtype)[:, None, None] * distance
+        scores = scores + alibi_slopes(f.num_query_heads, f.alibi).to(x.dtype)[:, None, None] * distance
     scores = scores.masked_fill(~visible(len(x), f.window, f.chunk), float("-inf"))
     if f.sinks:
         sinks = w["sinks"][:, None, None].expand(-1, len(x), 1)
