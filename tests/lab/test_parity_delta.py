@@ -36,6 +36,28 @@ FAMILIES = {
     "qwen3_5, every second layer": DELTA
     | {"model_type": "qwen3_5_text", "num_hidden_layers": 6, "full_attention_interval": 2, "tie_word_embeddings": True},
 }
+CONVOLUTIONS = {"conv_L_cache": 3, "num_hidden_layers": 6, "layer_types": ["conv", "full_attention", "conv"] * 2}
+KIMI = {
+    "linear_attn_config": {
+        "full_attn_layers": [3, 6],
+        "kda_layers": [1, 2, 4, 5],
+        "num_heads": 8,
+        "head_dim": 64,
+        "short_conv_kernel_size": 4,
+    },
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "num_expert_group": 1,
+    "num_shared_experts": 1,
+}
+FAMILIES |= {
+    "lfm2, biases": CONVOLUTIONS | {"model_type": "lfm2", "conv_bias": True, "tie_word_embeddings": True},
+    "lfm2_moe": CONVOLUTIONS | EXPERTS | {"model_type": "lfm2_moe", "num_dense_layers": 1},
+    "kimi_linear": KIMI | EXPERTS | {"model_type": "kimi_linear", "num_hidden_layers": 6},
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
