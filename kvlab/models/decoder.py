@@ -23,6 +23,7 @@ from kvlab.models.modules import LAYERS
 from kvlab.models.modules.base import PageMap, Positions, StepContext, Views
 from kvlab.models.modules.norm import Norm
 from kvlab.models.plain_layer import PlainLayer, is_plain
+from kvlab.models.plain_stack import PlainStack
 from kvlab.models.weights import Scope, Source
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.linear import linear
@@ -52,6 +53,7 @@ class Decoder:
         self.embedding_norm = _norm(c.embedding.norm, scope, "embed_norm", c.hidden_size)
         self.stem = LAYERS[type(c.extra)][0](c.extra, scope, c) if c.extra is not None else None
         self.layers = [build_layer(facts, scope, c.hidden_size, i) for i, facts in enumerate(c.layers)]
+        self._plain = PlainStack.of(self.layers)
         self.final_norm = _norm(c.head.norm, scope, "norm", c.hidden_size)
         self.head = self.embedding if c.head.tied else source.take("lm_head.weight", c.vocab_size, c.hidden_size)
         self.head_bias = source.take("lm_head.bias", c.vocab_size) if c.head.bias else None
@@ -90,7 +92,7 @@ class Decoder:
         stream = self._embed(input_ids, step)
         if self.stem is not None:
             stream = self.stem.enter(stream, step)
-        for layer in self.layers:
+        for layer in [self._plain] if self._plain is not None else self.layers:
             stream = layer(stream, step)
         return stream if self.stem is None else self.stem.leave(stream, step)
 

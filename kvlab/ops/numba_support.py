@@ -75,8 +75,15 @@ def _start_threads() -> None:
     torch.set_num_threads(before)
 
 
+def num_threads() -> int:
+    """Threads of a launch: as many as torch uses, as far as Numba has them."""
+    import numba
+
+    return min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+
+
 def launch(function: Any, *args: Any) -> Any:
-    """`function(*args)` on as many threads as torch uses, one launch at a time.
+    """`function(*args)` on `num_threads()` threads, one launch at a time.
 
     The lock is there because Numba's portable thread pool ends the process when two Python threads use it.
     """
@@ -84,7 +91,7 @@ def launch(function: Any, *args: Any) -> Any:
 
     with _lock:
         _start_threads()
-        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        threads = num_threads()
         if numba.get_num_threads() != threads:
             numba.set_num_threads(threads)
         return function(*args)

@@ -55,18 +55,14 @@ class PageViews:
 
     @cached_property
     def geometry(self) -> np.ndarray:
-        """int64 [7]: block_size, row stride, offsets of k and v (in codes) and of their scales (in fp32), Hkv.
+        """What the CPU kernels need of the layout, int64 [8].
 
-        Raises:
-            ValueError: keys and values of different widths, which these kernels would write over each other.
+        block_size, row stride of k, offsets of k and v (in codes) and of their scales (in fp32), Hkv, row stride of v.
         """
         k, v, item = self.layout["k"], self.layout["v"], self.codes.itemsize
-        if k.width != v.width:
-            raise ValueError(f"head_dim of keys {k.width}, of values {v.width}: the CPU kernels need them equal")
         scales = [self.layout[n].offset // 4 if self.k_scale is not None else 0 for n in ("k_scale", "v_scale")]
-        return np.array(
-            [self.block_size, k.row_bytes // item, k.offset // item, v.offset // item, *scales, k.heads], np.int64
-        )
+        offsets = (k.offset // item, v.offset // item, *scales)
+        return np.array([self.block_size, k.row_bytes // item, *offsets, k.heads, v.row_bytes // item], np.int64)
 
 
 def page_views(buffer: torch.Tensor, layout: PageLayout, group: int | None = None) -> PageViews:

@@ -26,6 +26,33 @@ def row_floats(codes, is_bf16, bits):  # type: ignore[no-untyped-def]
     raise NotImplementedError("compiled code only")
 
 
+def block_floats(codes, page, place, n, is_bf16, bits):  # type: ignore[no-untyped-def]
+    """Rows of `n` tokens that follow each other in a page, as fp32 [n, at least width]; fp32 codes are not copied.
+
+    Args:
+        codes: [num_pages, elements of a page].
+        place: (first element, row stride, width).
+        bits: uint32 scratch of at least [n, width].
+    """
+    raise NotImplementedError("compiled code only")
+
+
+@overload(block_floats, jit_options=_OPTIONS)
+def _block_floats(codes, page, place, n, is_bf16, bits):  # type: ignore[no-untyped-def]
+    return _as_they_lie if codes.dtype == numba.float32 else _decoded
+
+
+def _as_they_lie(codes, page, place, n, is_bf16, bits):  # type: ignore[no-untyped-def]
+    return codes[page, place[0] : place[0] + n * place[1]].reshape(n, place[1])
+
+
+def _decoded(codes, page, place, n, is_bf16, bits):  # type: ignore[no-untyped-def]
+    start, stride, width = place
+    for t in range(n):
+        row_floats(codes[page, start + t * stride : start + t * stride + width], is_bf16, bits[t])
+    return bits[:n].view(np.float32)
+
+
 @overload(row_floats, jit_options=_OPTIONS)
 def _row_floats(codes, is_bf16, bits):  # type: ignore[no-untyped-def]
     # Numba compares this signature with the chosen function's, annotations included: so there are none

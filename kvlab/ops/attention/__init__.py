@@ -51,12 +51,12 @@ def paged_attention(
     name = backend(query)
     if name == "reference":
         reference.paged_attention(query, views, batch, rules, out)
-    elif name == "torch" or chunk or sinks is not None or alibi is not None or views.k.shape[3] != views.v.shape[3]:
+    elif name == "torch":
         torch_.paged_attention(query, views, batch, rules, out)
     else:
         from kvlab.ops.attention import cpu
 
-        cpu.paged_attention(query, views, batch, scale, window, softcap, out)
+        cpu.paged_attention(query, views, batch, rules, out)
     return out
 
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from kvlab.ops.attention.cpu_decode import decode_attention
 from kvlab.ops.attention.cpu_gather import gather_rows
-from kvlab.ops.attention.reference import dense_attention
+from kvlab.ops.attention.reference import attend
+from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.numba_support import launch
 from kvlab.ops.views import PageViews
 
 QUERY_BLOCK = 256  # query tokens whose scores exist at one time: bounds memory to Hq * 256 * S floats
+_NONE = np.empty(0, np.float32)
 
 
 def paged_attention(
-    query: torch.Tensor,
-    views: PageViews,
-    batch: AttentionBatch,
-    scale: float,
-    window: int,
-    softcap: float,
-    out: torch.Tensor,
+    query: torch.Tensor, views: PageViews, batch: AttentionBatch, rules: Rules, out: torch.Tensor
 ) -> None:
     """See `kvlab.ops.attention.paged_attention`; writes to `out`."""
     starts, seq_lens, table = batch.arrays
@@ -30,10 +27,12 @@ def paged_attention(
         out.zero_()
     if decodes:
         result = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32)
-        options = (float(scale), int(window), float(softcap), views.format == "bf16", views.k_scale is not None)
+        flags = (views.format == "bf16", views.k_scale is not None)
+        options = (float(rules.scale), int(rules.window), float(rules.softcap), int(rules.chunk), *flags)
+        vectors = tuple(_NONE if v is None else v.float().numpy() for v in (rules.sinks, rules.alibi))
         launch(
-            decode_attention, query.float().contiguous().numpy(), views.codes, views.scales, views.geometry,
-            (starts, seq_lens, table), decodes, options, result.numpy(),
+            decode_attention, query.float().contiguous().numpy(), (views.codes, views.scales), views.geometry,
+            (starts, seq_lens, table), decodes, options, vectors, result.numpy(),
         )  # fmt: skip
         if result is not out:
             rows = starts[decodes]
@@ -41,26 +40,19 @@ def paged_attention(
     for b in range(decodes, batch.num_seqs):
         first, stop, end = int(starts[b]), int(starts[b + 1]), int(seq_lens[b])
         if stop > first and end > 0:
-            chunk = _chunk(query[first:stop], views, table[b], end, (scale, window, softcap))
-            out[first:stop] = chunk.to(out.dtype)
+            out[first:stop] = _chunk(query[first:stop], views, table[b], end, rules).to(out.dtype)
 
 
-def _chunk(query: torch.Tensor, views: PageViews, pages, end: int, options) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    """Attention [T, Hq, D] of the last T tokens of a sequence of `end` tokens."""
-    scale, window, softcap = options
+def _chunk(query: torch.Tensor, views: PageViews, pages: np.ndarray, end: int, rules: Rules) -> torch.Tensor:
+    """Attention [T, Hq, Dv] of the last T tokens of a sequence of `end` tokens."""
     rows = query.shape[0]
     first = end - rows
-    low = max(0, first - window + 1) if window else 0
+    low = rules.lowest(first)
     key, value = gather_rows(views, pages, low, end)
-    result = torch.empty(query.shape, dtype=torch.float32)
+    result = torch.empty((*query.shape[:2], value.shape[2]), dtype=torch.float32)
     for i in range(0, rows, QUERY_BLOCK):
         j = min(i + QUERY_BLOCK, rows)
-        begin = max(low, first + i - window + 1) if window else 0
-        q_pos = torch.arange(first + i, first + j)[:, None]
-        k_pos = torch.arange(begin, first + j)[None, :]
-        hidden = k_pos > q_pos
-        if window:
-            hidden |= k_pos <= q_pos - window
+        begin = rules.lowest(first + i)
         seen = slice(begin - low, first + j - low)
-        result[i:j] = dense_attention(query[i:j], key[:, seen], value[:, seen], hidden, scale, softcap)
+        result[i:j] = attend(query[i:j], key[:, seen], value[:, seen], (first + i, begin), rules)
     return result

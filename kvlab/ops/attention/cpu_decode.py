@@ -4,6 +4,9 @@ Work is cut at fixed positions (every CHUNK tokens of a sequence), one item per 
 over the cores; partial results are merged by their maxima and sums. Where the cuts lie depends on nothing but the
 position, so a result does not change with batch mates or the number of threads.
 Traffic per item: its keys and values once, for all query heads of the KV head.
+
+An item is a row of int64: sequence, KV head, first token, end token, the head's first item, the head's number of
+items, the sequence's length.
 """
 
 from __future__ import annotations
@@ -12,145 +15,195 @@ import numba
 import numpy as np
 
 from kvlab.ops.attention.cpu_math import exp_row, softcap_row
-from kvlab.ops.linear.cpu import tile_1x4
+from kvlab.ops.cpu_prefetch import prefetch
+from kvlab.ops.linear.cpu import dot, tile_1x4
 from kvlab.ops.numba_support import kernel
-from kvlab.quant.rows import row_floats
+from kvlab.quant.rows import block_floats
 
 CHUNK = 128  # tokens of an item
-LANES = 4  # tokens whose rows are in flight together
+LANES = 4  # tokens that are computed together
 
 
 @kernel(parallel=True)
-def decode_attention(query, codes, scales, geometry, arrays, num_decodes, options, out) -> None:
-    """Rows 0 .. num_decodes - 1 of out [T, Hq, D] = attention of query [T, Hq, D] over the pages.
+def decode_attention(query, pages, geometry, arrays, num_decodes, options, vectors, out) -> None:
+    """Rows 0 .. num_decodes - 1 of out [T, Hq, Dv] = attention of query [T, Hq, D] over the pages.
 
     Args:
-        codes, scales, geometry: as in `PageViews`.
+        pages, geometry: (codes, scales) and geometry of `PageViews`.
         arrays: (query_start_loc, seq_lens, block_table).
-        options: (scale, window, softcap, is_bf16, scaled).
+        options: (scale, window, softcap, chunk, is_bf16, scaled).
+        vectors: (sinks, alibi), fp32 [Hq], empty for none.
     """
     _, seq_lens, table = arrays
-    _, num_heads, head_dim = query.shape
-    share = num_heads // geometry[6]
-    items = _items(seq_lens, num_decodes, geometry[6], options[1])
-    partial = np.empty((items.shape[0], share, head_dim), np.float32)
+    sinks, alibi = vectors
+    share = query.shape[1] // geometry[6]
+    items = make_items(seq_lens, num_decodes, geometry[6], options[1], options[3])
+    partial = np.empty((items.shape[0], share, out.shape[2]), np.float32)
     stats = np.empty((items.shape[0], share, 2), np.float32)
     for i in numba.prange(items.shape[0]):
         b, h = items[i, 0], items[i, 1]
-        q = query[b, h * share : (h + 1) * share]
-        _item(q, (codes, scales), geometry, table[b], items[i], options, partial[i], stats[i])
-    _merge(items, partial, stats, num_decodes, share, out)
+        q, slopes = query[b, h * share : (h + 1) * share], alibi[h * share : (h + 1) * share]
+        attend_item(q, pages, geometry, table[b], items[i], options, slopes, partial[i], stats[i])
+    out[:num_decodes] = 0
+    i = 0
+    while i < items.shape[0]:
+        h = items[i, 1]
+        merge_items(items[i], partial, stats, sinks[h * share : (h + 1) * share],
+                    out[items[i, 0], h * share : (h + 1) * share])  # fmt: skip
+        i += items[i, 5]
 
 
 @kernel()
-def _items(seq_lens, num_decodes, kv_heads, window):
-    """int64 [n, 4]: (sequence, KV head, first token, end token), the chunks of a head one after the other."""
+def make_items(seq_lens, num_decodes, kv_heads, window, chunk):
+    """int64 [n, 7], the items of a head one after the other; none for a sequence of length 0."""
     count = 0
     for b in range(num_decodes):
-        low = max(0, seq_lens[b] - window) if window else 0
         if seq_lens[b] > 0:
-            count += kv_heads * ((seq_lens[b] - 1) // CHUNK - low // CHUNK + 1)
-    items = np.empty((count, 4), np.int64)
+            count += kv_heads * _chunks(seq_lens[b], window, chunk)
+    items = np.empty((count, 7), np.int64)
     i = 0
     for b in range(num_decodes):
-        end = seq_lens[b]
-        low = max(0, end - window) if window else 0
+        end = np.int64(seq_lens[b])
+        if end <= 0:
+            continue
+        low, parts = _lowest(end, window, chunk), _chunks(end, window, chunk)
         for h in range(kv_heads):
-            if end <= 0:
-                break
-            for chunk in range(low // CHUNK, (end - 1) // CHUNK + 1):
+            for part in range(parts):
+                start = (low // CHUNK + part) * CHUNK
                 items[i, 0], items[i, 1] = b, h
-                items[i, 2], items[i, 3] = max(low, chunk * CHUNK), min(end, (chunk + 1) * CHUNK)
+                items[i, 2], items[i, 3] = max(low, start), min(end, start + CHUNK)
+                items[i, 4], items[i, 5], items[i, 6] = i - part, parts, end
                 i += 1
     return items
 
 
 @kernel()
-def _item(query, pages, geometry, table, item, options, acc, stats) -> None:
-    """Unnormalised attention acc [share, D] of one chunk; stats [share, 2] = (largest score, sum of weights)."""
-    scale, _, softcap, is_bf16, scaled = options
+def _lowest(seq_len, window, chunk):
+    """The first position that the query at seq_len - 1 sees."""
+    low = max(np.int64(0), np.int64(seq_len) - window) if window else np.int64(0)
+    return max(low, (np.int64(seq_len) - 1) // chunk * chunk) if chunk else low
+
+
+@kernel()
+def _chunks(seq_len, window, chunk):
+    return (np.int64(seq_len) - 1) // CHUNK - _lowest(seq_len, window, chunk) // CHUNK + 1
+
+
+@kernel()
+def attend_item(query, pages, geometry, table, item, options, slopes, acc, stats) -> None:
+    """Unnormalised attention acc [share, Dv] of one item; stats [share, 2] = (largest score, sum of weights)."""
     codes, scales = pages
-    share, head_dim = query.shape
-    tokens = item[3] - item[2]
-    starts, scale_at = np.empty((CHUNK + LANES, 2), np.int64), np.empty((CHUNK + LANES, 2), np.int64)
-    _addresses(geometry, table, item, starts, scale_at)
-    weights = np.zeros((share, CHUNK + LANES), np.float32)
-    bits = np.empty((LANES, head_dim), np.uint32)
-    for t in range(0, tokens, LANES):
-        k0, k1, k2, k3 = _rows(codes, starts, scale_at, t, 0, head_dim, is_bf16, bits)
+    weights = np.empty((query.shape[0], CHUNK), np.float32)
+    bits = np.empty((min(CHUNK, geometry[0]), max(query.shape[1], acc.shape[1])), np.uint32)
+    _key_pass(query, codes, geometry, table, item, options[4], bits, weights)
+    _soften(item, scales, geometry, table, options, slopes, weights, stats)
+    acc[:] = 0
+    block_size, first, share = geometry[0], item[2], acc.shape[0]
+    head, ahead = geometry[3] + item[1] * block_size * geometry[7], cdiv(block_size * geometry[7], share)
+    while first < item[3]:
+        offset = first % block_size
+        n = min(block_size - offset, item[3] - first)
+        place = (head + offset * geometry[7], geometry[7], acc.shape[1])
+        rows = block_floats(codes, table[first // block_size], place, n, options[4], bits)
         for g in range(share):
-            a, b, c, d = tile_1x4(query[g], k0, k1, k2, k3)
-            weights[g, t], weights[g, t + 1], weights[g, t + 2], weights[g, t + 3] = a, b, c, d
-    for g in range(share):
+            _add_weighted(weights[g, first - item[2] : first - item[2] + n], rows, acc[g])
+            if first + n < item[3]:
+                prefetch(codes, table[(first + n) // block_size], head + g * ahead, ahead)
+        first += n
+
+
+@kernel()
+def _key_pass(query, codes, geometry, table, item, is_bf16, bits, weights) -> None:
+    """weights [share, tokens] = products of the queries with the item's keys, one page after the other."""
+    block_size, first, share = geometry[0], item[2], query.shape[0]
+    head, ahead = geometry[2] + item[1] * block_size * geometry[1], cdiv(block_size * geometry[1], share)
+    while first < item[3]:
+        offset = first % block_size
+        n = min(block_size - offset, item[3] - first)
+        place = (head + offset * geometry[1], geometry[1], query.shape[1])
+        rows = block_floats(codes, table[first // block_size], place, n, is_bf16, bits)
+        for g in range(share):
+            _products(query[g], rows, weights[g, first - item[2] : first - item[2] + n])
+            if first + n < item[3]:
+                prefetch(codes, table[(first + n) // block_size], head + g * ahead, ahead)
+            else:  # values come next
+                prefetch(codes, table[item[2] // block_size], geometry[3] + item[1] * block_size * geometry[7], ahead)
+        first += n
+
+
+@kernel()
+def cdiv(a, b):
+    """a / b, rounded up."""
+    return (a + b - 1) // b
+
+
+@kernel()
+def _products(query, rows, out) -> None:
+    """out [n] = query [D] times each row of rows [n, >= D]."""
+    whole = out.shape[0] // LANES * LANES
+    for t in range(0, whole, LANES):
+        out[t], out[t + 1], out[t + 2], out[t + 3] = tile_1x4(query, rows[t], rows[t + 1], rows[t + 2], rows[t + 3])
+    for t in range(whole, out.shape[0]):
+        out[t] = dot(query, rows[t])
+
+
+@kernel()
+def _soften(item, scales, geometry, table, options, slopes, weights, stats) -> None:
+    """From products to weights, in place: scales of the keys, soft-cap, slopes, exponentials, scales of the values."""
+    scale, _, softcap, _, _, scaled = options
+    block_size, tokens = geometry[0], item[3] - item[2]
+    for g in range(weights.shape[0]):
         row = weights[g, :tokens]
         for t in range(tokens):
-            factor = scales[scale_at[t, 0], scale_at[t, 1]] if scaled else np.float32(1)
-            row[t] *= np.float32(scale) * factor
-        if softcap > 0:
-            softcap_row(row, np.float32(softcap))
-        stats[g, 0], stats[g, 1] = exp_row(row)
-        weights[g, tokens:] = 0
+            row[t] *= np.float32(scale)
         if scaled:
             for t in range(tokens):
-                row[t] *= scales[scale_at[t, 0], scale_at[t, 1] + geometry[5] - geometry[4]]
-    acc[:] = 0
-    for t in range(0, tokens, LANES):
-        v0, v1, v2, v3 = _rows(codes, starts, scale_at, t, 1, head_dim, is_bf16, bits)
-        for g in range(share):
-            _add_weighted(weights[g, t : t + LANES], v0, v1, v2, v3, acc[g])
+                position = item[2] + t
+                place = item[1] * block_size + position % block_size
+                row[t] *= scales[table[position // block_size], geometry[4] + place]
+        if softcap > 0:
+            softcap_row(row, np.float32(softcap))
+        if slopes.shape[0]:
+            for t in range(tokens):
+                row[t] += slopes[g] * np.float32(item[2] + t - item[6] + 1)
+        stats[g, 0], stats[g, 1] = exp_row(row)
+        if scaled:
+            for t in range(tokens):
+                position = item[2] + t
+                place = item[1] * block_size + position % block_size
+                row[t] *= scales[table[position // block_size], geometry[5] + place]
 
 
 @kernel()
-def _addresses(geometry, table, item, starts, scale_at) -> None:
-    """Where each token's key and value rows start in their page, and its (page, key scale); past the end: the last."""
-    block_size, stride, k_offset, v_offset, k_scales = geometry[0], geometry[1], geometry[2], geometry[3], geometry[4]
-    tokens = item[3] - item[2]
-    for t in range(tokens + LANES):
-        position = item[2] + min(t, tokens - 1)
-        row = item[1] * block_size + position % block_size
-        starts[t, 0], starts[t, 1] = k_offset + row * stride, v_offset + row * stride
-        scale_at[t, 0], scale_at[t, 1] = table[position // block_size], k_scales + row
+def _add_weighted(weights, rows, acc) -> None:
+    """acc [Dv] += weights [n] times rows [n, >= Dv]."""
+    whole = weights.shape[0] // LANES * LANES
+    for t in range(0, whole, LANES):
+        w0, w1, w2, w3 = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
+        v0, v1, v2, v3 = rows[t], rows[t + 1], rows[t + 2], rows[t + 3]
+        for d in range(acc.shape[0]):
+            acc[d] += w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d]
+    for t in range(whole, weights.shape[0]):
+        w0, v0 = weights[t], rows[t]
+        for d in range(acc.shape[0]):
+            acc[d] += w0 * v0[d]
 
 
 @kernel()
-def _rows(codes, starts, pages, t, which, width, is_bf16, bits):
-    """The key (which 0) or value (1) rows of tokens t .. t + 3 as fp32."""
-    return (
-        row_floats(codes[pages[t, 0], starts[t, which] : starts[t, which] + width], is_bf16, bits[0]),
-        row_floats(codes[pages[t + 1, 0], starts[t + 1, which] : starts[t + 1, which] + width], is_bf16, bits[1]),
-        row_floats(codes[pages[t + 2, 0], starts[t + 2, which] : starts[t + 2, which] + width], is_bf16, bits[2]),
-        row_floats(codes[pages[t + 3, 0], starts[t + 3, which] : starts[t + 3, which] + width], is_bf16, bits[3]),
-    )
-
-
-@kernel()
-def _add_weighted(weights, v0, v1, v2, v3, acc) -> None:
-    """acc += sum of weights[i] * v_i over four rows."""
-    w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
-    for d in range(acc.shape[0]):
-        acc[d] += w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d]
-
-
-@kernel()
-def _merge(items, partial, stats, num_decodes, share, out) -> None:
-    """Normalised sums of each head's chunks into `out`; a sequence without items gives 0."""
-    out[:num_decodes] = 0
-    i = 0
-    while i < items.shape[0]:
-        j = i
-        while j < items.shape[0] and items[j, 0] == items[i, 0] and items[j, 1] == items[i, 1]:
-            j += 1
-        for g in range(share):
-            row = out[items[i, 0], items[i, 1] * share + g]
-            largest = stats[i, g, 0]
-            for n in range(i + 1, j):
-                largest = max(largest, stats[n, g, 0])
-            total = np.float32(0)
-            for n in range(i, j):
-                factor = np.exp(stats[n, g, 0] - largest)
-                total += factor * stats[n, g, 1]
-                for d in range(row.shape[0]):
-                    row[d] += factor * partial[n, g, d]
+def merge_items(item, partial, stats, sinks, out) -> None:
+    """Normalised sum, out [share, Dv], of all items of a head, of which `item` is one."""
+    first, end = item[4], item[4] + item[5]
+    for g in range(out.shape[0]):
+        row = out[g]
+        largest = sinks[g] if sinks.shape[0] else stats[first, g, 0]
+        for n in range(first, end):
+            largest = max(largest, stats[n, g, 0])
+        total = np.exp(sinks[g] - largest) if sinks.shape[0] else np.float32(0)
+        row[:] = 0
+        for n in range(first, end):
+            factor = np.exp(stats[n, g, 0] - largest)
+            total += factor * stats[n, g, 1]
             for d in range(row.shape[0]):
-                row[d] /= total
-        i = j
+                row[d] += factor * partial[n, g, d]
+        for d in range(row.shape[0]):
+            row[d] /= total

@@ -12,7 +12,7 @@ from kvlab.quant.rows import row_floats
 
 
 def gather_rows(views: PageViews, pages: np.ndarray, low: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decoded (key, value), fp32 [Hkv, end - low, D], of positions low .. end - 1 of a sequence with table `pages`."""
+    """Decoded (key, value), fp32 [Hkv, end - low, D] and [.., Dv], of positions low .. end - 1 of a sequence with table `pages`."""
     heads, head_dim = views.k.shape[1], views.k.shape[3]
     key = torch.empty((heads, end - low, head_dim))
     value = torch.empty((heads, end - low, views.v.shape[3]))
@@ -23,22 +23,23 @@ def gather_rows(views: PageViews, pages: np.ndarray, low: int, end: int) -> tupl
 
 @kernel(parallel=True)
 def _gather(codes, scales, geometry, pages, low, flags, key, value) -> None:
-    block_size, stride, k_offset, v_offset, k_scales, v_scales, _ = geometry
+    block_size, k_stride, k_offset, v_offset, k_scales, v_scales, _, v_stride = geometry
     is_bf16, scaled = flags
-    heads, tokens, head_dim = key.shape
+    heads, tokens, key_dim = key.shape
+    value_dim = value.shape[2]
     for item in numba.prange(heads * ((tokens + 63) // 64)):
         h, first = item % heads, item // heads * 64
-        bits = np.empty(head_dim, np.uint32)
+        bits = np.empty(max(key_dim, value_dim), np.uint32)
         for t in range(first, min(first + 64, tokens)):
             page = pages[(low + t) // block_size]
             row = h * block_size + (low + t) % block_size
             k_scale, v_scale = np.float32(1), np.float32(1)
             if scaled:
                 k_scale, v_scale = scales[page, k_scales + row], scales[page, v_scales + row]
-            start = k_offset + row * stride
-            _copy(row_floats(codes[page, start : start + head_dim], is_bf16, bits), k_scale, key[h, t])
-            start = v_offset + row * stride
-            _copy(row_floats(codes[page, start : start + head_dim], is_bf16, bits), v_scale, value[h, t])
+            start = k_offset + row * k_stride
+            _copy(row_floats(codes[page, start : start + key_dim], is_bf16, bits), k_scale, key[h, t])
+            start = v_offset + row * v_stride
+            _copy(row_floats(codes[page, start : start + value_dim], is_bf16, bits), v_scale, value[h, t])
 
 
 @kernel()

@@ -61,14 +61,3 @@ def gather(
         return decode(picked, picked_scales).to(dtype).transpose(0, 1)
 
     return rows(views.k, views.k_scale), rows(views.v, views.v_scale)
-
-
-def dense_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor, scale: float, softcap: float
-) -> torch.Tensor:
-    """Attention [T, Hq, D] of query [T, Hq, D] over key, value [Hkv, S, D]; `hidden` [T, S] is not seen."""
-    rows, num_heads, head_dim = query.shape
-    q = query.to(key.dtype).transpose(0, 1).reshape(key.shape[0], -1, head_dim)
-    products = (q @ key.transpose(1, 2)).view(num_heads, rows, -1)
-    weights = Rules(scale, softcap=softcap).weights(products, ~hidden, hidden)
-    return (weights.view(key.shape[0], -1, key.shape[1]) @ value).view(num_heads, rows, -1).transpose(0, 1)

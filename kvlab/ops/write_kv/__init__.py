@@ -20,7 +20,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, views: PageViews, slot_mapp
     name = backend(key)
     if name == "reference":
         reference.write_kv(key, value, views, slot_mapping)
-    elif name == "torch" or key.shape[2] != value.shape[2]:
+    elif name == "torch":
         torch_.write_kv(key, value, views, slot_mapping)
     else:
         from kvlab.ops.write_kv import cpu

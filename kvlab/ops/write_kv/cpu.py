@@ -16,7 +16,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, views: PageViews, slot_mapp
     encode = get_codec(views.format).encode
     for i, rows in enumerate((key, value)):
         new_codes, new_scales = encode(rows)
-        _scatter(_bits(new_codes, codes.dtype), slots, codes, geometry[0], geometry[1], geometry[2 + i])
+        _scatter(_bits(new_codes, codes.dtype), slots, codes, geometry[0], geometry[(1, 7)[i]], geometry[2 + i])
         if new_scales is not None:
             _scatter(new_scales.numpy(), slots, views.scales, geometry[0], 1, geometry[4 + i])
 
