@@ -95,11 +95,13 @@ def _check_load(result: dict[str, Any], pairs: int) -> None:
 
 
 def _bars(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Error bars from the mean to both ends of the band."""
+    """Error bars from the mean to both ends of the band; none where a single seed is recorded."""
+    bands = [cell["band95"] or (cell["mean"], cell["mean"]) for cell in cells]
+    means = [cell["mean"] for cell in cells]
     return {
         "type": "data", "symmetric": False, "thickness": 1,
-        "array": [cell["band95"][1] - cell["mean"] for cell in cells],
-        "arrayminus": [cell["mean"] - cell["band95"][0] for cell in cells],
+        "array": [high - mean for mean, (_, high) in zip(means, bands, strict=True)],
+        "arrayminus": [mean - low for mean, (low, _) in zip(means, bands, strict=True)],
     }  # fmt: skip
 
 

@@ -48,8 +48,9 @@ def test_the_band_of_three_seeds_is_students() -> None:
     assert mean == pytest.approx(0.52)
     assert high - mean == pytest.approx(4.303 * 0.02 / 3**0.5) and mean - low == pytest.approx(high - mean)
     assert mean_and_band([0.0, 0.0, 1.0])[1] == (0.0, 1.0), "an accuracy stays an accuracy"
-    with pytest.raises(ValueError, match="two to five"):
-        mean_and_band([0.5])
+    assert mean_and_band([0.5]) == (0.5, None), "one seed says nothing of the spread"
+    with pytest.raises(ValueError, match="one to 5"):
+        mean_and_band([])
 
 
 def test_the_record_holds_every_kind_with_every_seed(recorded) -> None:
@@ -93,3 +94,12 @@ def test_the_kept_weights_are_small() -> None:
     files = list((results_dir() / "mqar_models").glob("*.safetensors"))
     assert {path.stem for path in files} == set(KINDS)
     assert sum(path.stat().st_size for path in files) < 3_000_000
+
+
+def test_rows_of_the_table_are_those_of_the_record_fewest_bytes_first(recorded) -> None:
+    rows = show.rows(recorded, 32)
+    assert [row[2] for row in rows] == sorted(cell["loads"]["32"]["kv_bytes"] for cell in recorded["models"].values())
+    by_label = {row[0]: row for row in rows}
+    for model in recorded["models"].values():
+        assert by_label[model["label"]][3] == model["loads"]["32"]["mean"]
+        assert by_label[model["label"]][5] <= recorded["settings"]["steps"]

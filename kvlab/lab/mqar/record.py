@@ -27,15 +27,17 @@ SCORED_SEQUENCES = 256
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's t, 97.5 %, by degrees of freedom
 
 
-def mean_and_band(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """(mean, 95 % confidence interval of the mean, cut to 0 .. 1) of accuracies of two to five seeds.
+def mean_and_band(values: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """(mean, 95 % confidence interval of the mean, cut to 0 .. 1) of accuracies of up to five seeds; no band for one.
 
     Raises:
-        ValueError: too few or too many values.
+        ValueError: no values, or more than five.
     """
-    if len(values) - 1 not in T95:
-        raise ValueError(f"values {list(values)}: a band takes two to five seeds")
+    if not 1 <= len(values) <= 1 + max(T95):
+        raise ValueError(f"values {list(values)}: must be those of one to {1 + max(T95)} seeds")
     mean = statistics.fmean(values)
+    if len(values) == 1:
+        return mean, None
     half = T95[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
     return mean, (max(0.0, mean - half), min(1.0, mean + half))
 
@@ -75,10 +77,13 @@ def summarize(kind: Kind, runs: Sequence[dict[str, Any]], settings: Settings) ->
     loads = {}
     for pairs in settings.loads:
         values = [run["accuracy"][str(pairs)] for run in runs]
-        loads[str(pairs)] = {"kv_bytes": spec.bytes_at(tokens_of(pairs)), "accuracy": values}
-        if len(values) > 1:
-            mean, band = mean_and_band(values)
-            loads[str(pairs)] |= {"mean": mean, "band95": list(band)}
+        mean, band = mean_and_band(values)
+        loads[str(pairs)] = {
+            "kv_bytes": spec.bytes_at(tokens_of(pairs)),
+            "accuracy": values,
+            "mean": mean,
+            "band95": band and list(band),
+        }
     return {
         "label": kind.label,
         "pattern": kind.pattern,
@@ -113,6 +118,7 @@ def record(out: Path, settings: Settings, only: Sequence[str] = (), seeds: Seque
             runs.append(run_one(kind, seed, settings, models_dir(out)))
             print(f"  {runs[-1]['accuracy']}", flush=True)
             found = compose(origin, stated, settings, runs)
+            out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found or compose(origin, stated, settings, runs)
 

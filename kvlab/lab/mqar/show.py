@@ -21,6 +21,18 @@ def results() -> dict[str, Any]:
     return load_result(RECORD)
 
 
+def rows(result: dict[str, Any], pairs: int) -> list[list[Any]]:
+    """A table's rows, fewest bytes first: label, pattern, bytes of a sequence, accuracy, its band, largest steps used.
+
+    Accuracies are fractions; the band is None where a single seed is recorded.
+    """
+    found = []
+    for row in result["models"].values():
+        cell = row["loads"][str(pairs)]
+        found.append([row["label"], row["pattern"], cell["kv_bytes"], cell["mean"], cell["band95"], max(row["steps"])])
+    return sorted(found, key=lambda entry: entry[2])
+
+
 def load(name: str) -> RecallModel:
     """The trained model of kind `name`, seed 0, from its recorded weights.
 
