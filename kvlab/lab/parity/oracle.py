@@ -42,8 +42,11 @@ class Oracle:
         return [a[0] for a in found if a is not None]
 
     def state(self) -> dict[str, Tensor]:
-        """The weights under their checkpoint names."""
-        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        """The weights under their checkpoint names; those that several names share once, as safetensors keeps them."""
+        found: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
+        for name, tensor in self.model.state_dict().items():
+            found.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor.detach()))
+        return dict(found.values())
 
     def _run(self, ids: list[int], **options: bool) -> Any:
         rows = torch.tensor([ids])

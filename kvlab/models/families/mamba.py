@@ -15,7 +15,7 @@ from kvlab.models.families.common import Family, Rename, attention, gated_mlp, m
 from kvlab.models.families.moe import experts
 from kvlab.models.families.reader import ConfigReader
 from kvlab.models.modules.mamba1 import Mamba1Facts
-from kvlab.models.modules.mamba2 import Mamba2Facts
+from kvlab.models.modules.mamba2 import GatedNormFacts, Mamba2Facts
 
 _LAYER = r"(model\.layers\.\d+\.)"
 LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -44,9 +44,14 @@ def mamba1(c: ConfigReader, norm: NormFacts | None) -> Mamba1Facts:
     )
 
 
-def mamba2(c: ConfigReader, eps: float, **facts: Any) -> Mamba2Facts:
-    """The Mamba-2 mixer of a config, its result normed over each group; `facts` says what differs."""
-    heads, width = mamba2_heads(c)
+def mamba2(c: ConfigReader, eps: float, sizes: tuple[int, int] | None = None, **facts: Any) -> Mamba2Facts:
+    """The Mamba-2 mixer of a config, its result normed over each group.
+
+    Args:
+        sizes: heads and their width where the config's words are not the usual ones.
+        facts: what differs.
+    """
+    heads, width = sizes or mamba2_heads(c)
     low, high = c.get("time_step_limit") or (0.0, math.inf)
     groups = c.positive("n_groups")
     usual: dict[str, Any] = {
@@ -54,8 +59,7 @@ def mamba2(c: ConfigReader, eps: float, **facts: Any) -> Mamba2Facts:
         "state_size": c.positive("state_size"),
         "kernel": c.positive("conv_kernel"),
         "activation": c.activation(),
-        "norm": NormFacts(eps=eps),
-        "norm_groups": groups,
+        "norm": GatedNormFacts(eps, groups),
         "conv_bias": c.flag("conv_bias"),
         "bias": c.flag("mamba_bias"),
         "dt_min": float(low),
@@ -73,7 +77,8 @@ def mamba2_heads(c: ConfigReader) -> tuple[int, int]:
     inner = c.get("mamba_d_ssm") or c.positive("expand") * c.hidden_size
     heads, width = c.positive("mamba_heads"), c.get("head_dim" if c.family == "mamba2" else "mamba_head_width")
     width = width if isinstance(width, int) else inner // heads
-    if heads * width != inner:
+    # Nemotron-H's heads need not make up a multiple of the hidden size
+    if heads * width != inner and c.family != "nemotron_h":
         raise ValueError(f"{heads} Mamba heads of {width}: must make up the inner width of {inner}")
     return heads, width
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlab.models.facts import NormFacts, fact
+from kvlab.models.facts import fact
 from kvlab.models.modules.activation import activation
 from kvlab.models.modules.base import Place, StepContext, WholeContext
 from kvlab.models.weights import Names, Scope
@@ -18,6 +18,15 @@ from kvlab.ops.conv1d import reference as conv_reference
 from kvlab.ops.linear import linear
 from kvlab.ops.ssd import SSDRows, ssd
 from kvlab.ops.ssd import reference as ssd_reference
+
+
+@dataclass(frozen=True)
+class GatedNormFacts:
+    """An RMS norm of the result over each of `groups` stretches of it, before or after the gate."""
+
+    eps: float = fact("twice", 1e-5)
+    groups: int = fact("other", 1)
+    before_gate: bool = fact("flip", False)
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,7 @@ class Mamba2Facts:
         state_size: values of B and C.
         kernel: tokens that the convolution reads.
         activation: after the convolution; the gate's is SiLU.
-        norm: of the result, over each of `norm_groups` stretches of the inner width; None for none.
-        norm_before_gate: whether it comes before the gate.
+        norm: of the result; None for none.
         conv_bias, bias: of the convolution, and of in_proj and out_proj.
         dt_min, dt_max: between which steps are held.
         gate_scale, x_scale, b_scale, c_scale, dt_scale: factors on what in_proj gives (Falcon-H1).
@@ -46,9 +54,7 @@ class Mamba2Facts:
     state_size: int
     kernel: int
     activation: str = fact("activation", "silu")
-    norm: NormFacts | None = fact("off", None)  # noqa: RUF009
-    norm_groups: int = fact("other", 1)
-    norm_before_gate: bool = fact("flip", False)
+    norm: GatedNormFacts | None = fact("off", None)  # noqa: RUF009
     conv_bias: bool = True
     bias: bool = False
     dt_min: float = fact("scale", 0.0)
@@ -134,13 +140,13 @@ def _gated(f: Mamba2Facts, out: Tensor, gate: Tensor, weight: Tensor | None) -> 
     """`out` [T, inner] normed and gated, in the order of the facts."""
     if f.norm is None or weight is None:
         return out * F.silu(gate)
-    out = out if f.norm_before_gate else out * F.silu(gate)
+    out = out if f.norm.before_gate else out * F.silu(gate)
     # a number of groups that does not divide the width is a mutation: then the norm runs over all of it
-    groups = f.norm_groups if f.inner % f.norm_groups == 0 else 1
+    groups = f.norm.groups if f.inner % f.norm.groups == 0 else 1
     wide = out.to(torch.promote_types(out.dtype, torch.float32)).unflatten(-1, (groups, -1))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + f.norm.eps)
     out = normed.flatten(-2).to(out.dtype) * weight
-    return out * F.silu(gate) if f.norm_before_gate else out
+    return out * F.silu(gate) if f.norm.before_gate else out
 
 
 def reference(facts: Mamba2Facts, weights: Names, x: Tensor, whole: WholeContext) -> Tensor:

@@ -6,10 +6,12 @@ from typing import Any
 
 from kvlab.lab.parity.small import dense, moe
 from kvlab.lab.parity.small.row import VOCAB, Changes, Small
-from kvlab.models.facts import AttentionFacts, ModelConfig
+from kvlab.models.facts import AttentionFacts, LayerFacts, ModelConfig
 from kvlab.models.modules.mamba2 import Mamba2Facts
+from kvlab.models.modules.shared_block import HybridLayerFacts
 
 HIDDEN, STATE, RANK, WIDTH = 48, 12, 5, 8
+SHORTEST_STEP = 0.4
 CHUNK = 8  # tokens that transformers' own scan takes at once
 
 # what each family calls heads, their width, groups, state size and chunk of its Mamba-2 mixers
@@ -26,7 +28,8 @@ FIELDS = {
 
 def mamba2(config: dict[str, Any], facts: ModelConfig, inner: int) -> Changes:
     """Heads that make up `inner`, in at most two groups."""
-    groups = next(b.module for x in facts.layers for b in x.branches if isinstance(b.module, Mamba2Facts)).num_groups
+    every = [b.module for x in facts.layers if isinstance(x, LayerFacts) for b in x.branches]
+    groups = next(m for m in every if isinstance(m, Mamba2Facts)).num_groups
     values = (inner // WIDTH, WIDTH, min(groups, 2), STATE, CHUNK)
     return dict(zip(FIELDS[config["model_type"]], values, strict=True))
 
@@ -66,8 +69,64 @@ def _bamba_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, .
     return {"num_hidden_layers": len(kept), "attn_layer_indices": [i for i, k in enumerate(kinds) if k[0] == "f"]}
 
 
+def _granite(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    return _hybrid(config, facts) | moe.experts(config) | {"shared_intermediate_size": 20}
+
+
+def _listed_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
+    return {"num_hidden_layers": len(kept), "layer_types": mixers(facts, kept)}
+
+
+def _falcon_h1(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    inner = 6 * WIDTH
+    return dense.widths(config, facts) | {"mamba_d_ssm": inner} | mamba2(config, facts, inner)
+
+
+def _nemotron(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    """The shortest step so long that it binds."""
+    new = dense.widths(config, facts) | moe.experts(config) | mamba2(config, facts, 6 * WIDTH)
+    new |= {"moe_latent_size": 10} if config.get("moe_latent_size") else {}
+    return new | {"time_step_min": SHORTEST_STEP, "num_nextn_predict_layers": 0}
+
+
+def _nemotron_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
+    name = "layers_block_type" if config.get("layers_block_type") else "hybrid_override_pattern"
+    parts = [config[name][i] for i in kept]
+    return {"num_hidden_layers": len(kept), name: "".join(parts) if isinstance(config[name], str) else parts}
+
+
+def _zamba2(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    """Under the names of transformers' class, which knows no others."""
+    new: Changes = {"hidden_size": HIDDEN, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": VOCAB}
+    adapters = facts.extra.blocks[0].attention_adapters
+    new |= {"intermediate_size": 56, "adapter_rank": RANK, "use_shared_attention_adapter": adapters}
+    new |= {
+        "kv_channels": HIDDEN // 4,
+        "time_step_min": SHORTEST_STEP,
+        "use_mem_rope": bool(config.get("use_mem_rope")),
+    }
+    return new | mamba2(config, facts, 2 * HIDDEN) | {"mamba_expand": 2, "state_size": STATE}
+
+
+def _zamba2_kinds(config: dict[str, Any], facts: ModelConfig) -> list[str]:
+    """Up to the first layer that uses a shared block for the second time what each is; the rest repeats it."""
+    kinds = ["hybrid" if isinstance(layer, HybridLayerFacts) else "linear_attention" for layer in facts.layers]
+    uses = [i for i, kind in enumerate(kinds) if kind == "hybrid"]
+    again = (*uses, *[len(kinds)] * 2)[len(facts.extra.blocks)]
+    return [kind if i <= again else "rest" for i, kind in enumerate(kinds)]
+
+
+def _zamba2_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
+    kinds = ["hybrid" if isinstance(facts.layers[i], HybridLayerFacts) else "linear_attention" for i in kept]
+    return {"num_hidden_layers": len(kept), "layers_block_type": kinds}
+
+
 SMALL = {
     **{name: Small(_pure, depth) for name in ("mamba", "mamba2", "falcon_mamba")},
     "jamba": Small(_jamba, depth),
     "bamba": Small(_hybrid, _bamba_layers),
+    "granitemoehybrid": Small(_granite, _listed_layers),
+    "falcon_h1": Small(_falcon_h1, depth),
+    "nemotron_h": Small(_nemotron, _nemotron_layers),
+    "zamba2": Small(_zamba2, _zamba2_layers, _zamba2_kinds),
 }
