@@ -226,7 +226,8 @@ class Engine:
             pages += f", {self.options.block_size} tokens each"
         else:
             unit = "sectors" if self.options.pools == "sectors" else "pages"
-            kinds = ", ".join(f"{g.name} ({g.block_size} tokens a page)" for g in self.groups)
+            sizes_of = {g.name: "" if g.retention.rule == "state" else f" ({g.block_size} tokens)" for g in self.groups}
+            kinds = ", ".join(name + size for name, size in sizes_of.items())
             pages = f"{sizes[0] - 1:,} {unit} for {kinds}"
         limits = self.limits
         return (

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from safetensors.torch import save_file
 from kvlab.engine import SamplingParams
 from kvlab.engine.sampler import RowParams, sample
 from kvlab.models.load import from_state_dict
+
+# tests import the helper modules beside them
+sys.path.insert(0, str(Path(__file__).parent))
 
 HEADS, KV_HEADS, DIM, HIDDEN, MLP, VOCAB = 4, 2, 6, 24, 40, 61
 WINDOW = 7

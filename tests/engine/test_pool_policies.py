@@ -29,18 +29,18 @@ def test_the_same_tokens_whatever_the_pools(tiny, pools, block_size):
 
 
 @pytest.mark.parametrize("pools", POOLS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_small_pool_preempts_and_everyone_still_finishes(tiny, pools, seed):
     """Sectors scatter: the oldest request may have to lose its own pages, and then run alone."""
     rng = random.Random(seed)
-    both, params = tiny("both"), SamplingParams(24)
-    prompts = [[rng.randrange(61) for _ in range(rng.randint(1, 5))] for _ in range(6)]
+    both, params = tiny("both"), SamplingParams(16)
+    prompts = [[rng.randrange(61) for _ in range(rng.randint(1, 5))] for _ in range(5)]
     options = {"pools": pools, "block_size": 2, "max_batched_tokens": 6, "check": True}
     layout = Engine(both.model(), num_blocks=99, **options).layout
-    longest = layout.units(layout.sequence_pages(5 + 23, 6))
+    longest = layout.units(layout.sequence_pages(5 + 15, 6))
     engine = Engine(both.model(), num_blocks=tuple(1 + n for n in longest), **options)
     done = engine.generate(prompts, params)
-    assert [c.error for c in done] == [""] * 6
+    assert [c.error for c in done] == [""] * 5
     assert [c.token_ids for c in done] == [both.reference.tokens(p, params) for p in prompts]
     assert engine.events.counts["preempt"] > 0
 
