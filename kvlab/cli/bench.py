@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["engine"], help="engine: tokens per second of whole requests")
     parser.add_argument("--against", choices=["transformers"], default="transformers", help="the other side")
     parser.add_argument("--model", help="directory, .gguf file or hub id (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repetitions of each load (default 5)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each load (default: 2 to 5)")
     parser.add_argument("--only", metavar="LOADS", help=f"some of {','.join(SCENARIOS)}, separated by commas")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--save", action="store_true", help=f"write {RESULT} (run from the checkout)")

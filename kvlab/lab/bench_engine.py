@@ -26,8 +26,9 @@ from kvlab.models.load import load_model
 
 SCENARIOS = ("single", "mixed", "continuous", "long")
 TARGETS = {"single": 2.0, "mixed": 2.0, "continuous": 4.0, "long": 2.0}
+REPEATS = {"single": 5, "mixed": 3, "continuous": 2, "long": 5}
 MIXED_REQUESTS, STATIC_BATCH = 32, 16
-LONG_CONTEXT, LONG_TOKENS = 4096, 33
+LONG_CONTEXT, LONG_TOKENS = 4096, 12  # tokens of a repetition; all repetitions decode behind one prompt
 
 Say = Callable[[str], None]
 
@@ -37,11 +38,15 @@ class Bench:
 
     Args:
         target: as in `kvlab.models.load.load_model`.
-        repeats: of each load, after one warm-up of both sides.
+        repeats: of each load, after one warm-up of both sides; None for as many as `REPEATS` has.
+
+    Attributes:
+        steps: seconds of our decode steps by context, as far as they were measured.
     """
 
-    def __init__(self, target: str | None, repeats: int, say: Say) -> None:
+    def __init__(self, target: str | None, repeats: int | None, say: Say) -> None:
         self.repeats, self.say = repeats, say
+        self.steps: dict[int, list[float]] = {}
         self.model = load_model(target, "fp32", "cpu")
         self.ours = Ours(self.model, STATIC_BATCH)
         self.theirs = Transformers(target)
@@ -63,20 +68,28 @@ class Bench:
         return self._loads("continuous", load, lambda: self.theirs.run_continuous(load))
 
     def long(self) -> dict[str, Any]:
-        """Decoding behind 4,096 tokens: tokens/s from the median time between tokens, the prompt's time left out."""
-        prompt = make_load([(LONG_CONTEXT, LONG_TOKENS)], self.vocab).prompts[0]
+        """Decoding behind 4,096 tokens: tokens/s from the median time of a token; each side computes the prompt once."""
+        prompt = make_load([(LONG_CONTEXT, 1)], self.vocab).prompts[0]
+        total = (self.repeats or REPEATS["long"]) * LONG_TOKENS
+        self.say("long: computing the prompt on both sides")
+        ours, theirs = self.ours.prefilled(prompt, total), self.theirs.prefilled(prompt, total)
+        self.steps[LONG_CONTEXT] = []
 
-        def rate(side: Ours | Transformers) -> float:
-            return 1 / statistics.median(side.token_times(prompt, LONG_TOKENS))
+        def our_rate() -> float:
+            seconds = ours(LONG_TOKENS)
+            self.steps[LONG_CONTEXT] += seconds
+            return 1 / statistics.median(seconds)
 
-        return self._pairs("long", lambda: rate(self.ours), lambda: rate(self.theirs))
+        return self._pairs("long", our_rate, lambda: 1 / statistics.median(theirs(LONG_TOKENS)))
 
     def roofline(self, context: int) -> dict[str, Any]:
         """A decode step against reading every weight and cache byte once at the measured bandwidth."""
-        prompt = make_load([(context, 1)], self.vocab).prompts[0]
-        step = statistics.median(self.ours.token_times(prompt, 24))
+        if context not in self.steps:
+            prompt = make_load([(context, 1)], self.vocab).prompts[0]
+            self.steps[context] = self.ours.prefilled(prompt, 24)(24)
+        step = statistics.median(self.steps[context])
         weights = self.model.decoder.weights.num_bytes
-        cache = self.model.spec.bytes_at(context + 12)
+        cache = self.model.spec.bytes_at(context + len(self.steps[context]) // 2)
         bandwidth = read_bandwidth(weights)
         return {
             "context": context, "step_ms": 1e3 * step, "weight_bytes": weights, "cache_bytes": cache,
@@ -91,11 +104,10 @@ class Bench:
     def _pairs(self, name: str, ours: Callable[[], float], theirs: Callable[[], float]) -> dict[str, Any]:
         """Medians and extremes of both rates and of their ratio, sides in turn."""
         rates: list[tuple[float, float]] = []
-        for i in range(self.repeats):
+        repeats = self.repeats or REPEATS[name]
+        for i in range(repeats):
             rates.append((ours(), theirs()) if i % 2 == 0 else (theirs(), ours())[::-1])
-            self.say(
-                f"{name} {i + 1}/{self.repeats}: kvlab {rates[-1][0]:.1f}, transformers {rates[-1][1]:.1f} tokens/s"
-            )
+            self.say(f"{name} {i + 1}/{repeats}: kvlab {rates[-1][0]:.1f}, transformers {rates[-1][1]:.1f} tokens/s")
         return {
             "kvlab_tokens_per_s": spread([a for a, _ in rates]),
             "transformers_tokens_per_s": spread([b for _, b in rates]),
@@ -110,7 +122,7 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 
 def run_bench(
-    target: str | None = None, repeats: int = 5, only: tuple[str, ...] = SCENARIOS, say: Say | None = None
+    target: str | None = None, repeats: int | None = None, only: tuple[str, ...] = SCENARIOS, say: Say | None = None
 ) -> dict[str, Any]:
     """The results of the loads in `only`, with their conditions.
 
@@ -119,22 +131,24 @@ def run_bench(
     """
     if unknown := set(only) - set(SCENARIOS):
         raise ValueError(f"load {min(unknown)!r}: must be one of {', '.join(SCENARIOS)}")
-    if repeats < 1:
+    if repeats is not None and repeats < 1:
         raise ValueError(f"repeats {repeats}: must be at least 1")
     # before the runs: the commit that is measured, whatever is committed meanwhile
     record = provenance("kvlab bench engine --against transformers", ("torch", "transformers", "numba", "numpy"))
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     bench = Bench(target, repeats, say)
     warm_up(bench)
-    load_before = os.getloadavg()[0]
-    results = {name: getattr(bench, name)() for name in SCENARIOS if name in only}
+    results = {}
+    for name in (name for name in SCENARIOS if name in only):
+        before = os.getloadavg()[0]
+        results[name] = getattr(bench, name)()
+        results[name] |= {"commit": record["commit"], "load_average": [before, os.getloadavg()[0]]}
     contexts = [n for name, n in (("single", 128), ("long", LONG_CONTEXT)) if name in only]
     return record | {
         "model": bench.model.name,
         "source": bench.model.source,
         "dtype": "fp32",
         "threads": torch.get_num_threads(),
-        "load_average": {"before": load_before, "after": os.getloadavg()[0]},
         "results": results,
         "step_against_bandwidth": [bench.roofline(n) for n in contexts],
     }
@@ -151,7 +165,17 @@ def warm_up(bench: Bench) -> None:
 
 
 def save(record: dict[str, Any], path: Path) -> None:
-    """Writes the record as JSON for the book."""
+    """Writes the record as JSON for the book; loads that were not run keep their result of an earlier run there.
+
+    Each result names the commit it was measured at.
+    """
+    if path.is_file():
+        old = json.loads(path.read_text(encoding="utf-8"))
+        if all(old.get(key) == record[key] for key in ("device", "versions", "model", "threads")):
+            contexts = {r["context"] for r in record["step_against_bandwidth"]}
+            kept = [r for r in old["step_against_bandwidth"] if r["context"] not in contexts]
+            steps = sorted(record["step_against_bandwidth"] + kept, key=lambda r: r["context"])
+            record = record | {"results": old["results"] | record["results"], "step_against_bandwidth": steps}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

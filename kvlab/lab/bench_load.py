@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,12 +62,24 @@ class Ours:
             raise RuntimeError(f"kvlab gave {got} of {load.useful_tokens} tokens")
         return seconds
 
-    def token_times(self, prompt: Sequence[int], new_tokens: int) -> list[float]:
-        """Seconds from each token to the next."""
-        stamps = []
-        for _ in self.engine.stream(list(prompt), SamplingParams(max_tokens=new_tokens, ignore_eos=True)):
-            stamps.append(time.perf_counter())
-        return [b - a for a, b in itertools.pairwise(stamps)]
+    def prefilled(self, prompt: Sequence[int], new_tokens: int) -> Callable[[int], list[float]]:
+        """Computes the prompt; the result decodes so many more tokens and gives the seconds that each took.
+
+        Args:
+            new_tokens: the most that will be asked for in all.
+        """
+        params = SamplingParams(max_tokens=new_tokens + 1, ignore_eos=True)
+        stream = iter(self.engine.stream(list(prompt), params))
+        next(stream)
+
+        def decode(count: int) -> list[float]:
+            stamps = [time.perf_counter()]
+            for _ in range(count):
+                next(stream)
+                stamps.append(time.perf_counter())
+            return [b - a for a, b in itertools.pairwise(stamps)]
+
+        return decode
 
 
 class _Stamps:
@@ -128,13 +140,21 @@ class Transformers:
             raise RuntimeError(f"generate_batch gave {got} of {load.useful_tokens} tokens")
         return seconds
 
-    def token_times(self, prompt: Sequence[int], new_tokens: int) -> list[float]:
-        """Seconds from each token to the next."""
-        streamer = _Stamps()
-        ids = torch.tensor([list(prompt)])
-        self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, generation_config=self.config,
-            streamer=streamer,
-        )  # fmt: skip
-        stamps = streamer.stamps[1:]  # the first is the prompt's
-        return [b - a for a, b in itertools.pairwise(stamps)]
+    def prefilled(self, prompt: Sequence[int], new_tokens: int) -> Callable[[int], list[float]]:
+        """As of `Ours`: `generate` goes on from the cache that it gave back, whole input in hand."""
+        state = self.model.generate(
+            torch.tensor([list(prompt)]), max_new_tokens=1, generation_config=self.config, return_dict_in_generate=True
+        )
+        known = [state.sequences, state.past_key_values]
+
+        def decode(count: int) -> list[float]:
+            streamer = _Stamps()
+            out = self.model.generate(
+                known[0], attention_mask=torch.ones_like(known[0]), past_key_values=known[1], max_new_tokens=count + 1,
+                generation_config=self.config, streamer=streamer, return_dict_in_generate=True,
+            )  # fmt: skip
+            known[:] = [out.sequences, out.past_key_values]
+            # the first stamp is the input's, the second the first token's, whose step also sets generation up
+            return [b - a for a, b in itertools.pairwise(streamer.stamps[1:])]
+
+        return decode
