@@ -144,7 +144,11 @@ class AttentionFacts:
 
 @dataclass(frozen=True)
 class MLPFacts:
-    """A feed-forward part: down(act(gate_scale * gate(x)) * up(x)), or down(act(up(x))) when not gated."""
+    """A feed-forward part: down(act(gate_scale * gate(x)) * up(x)), or down(act(up(x))) when not gated.
+
+    Attributes:
+        limit: gates are cut off above it, ups beyond +-limit; 0 means neither.
+    """
 
     width: int
     activation: str = fact("activation", "silu")
@@ -152,6 +156,7 @@ class MLPFacts:
     bias: bool = False
     prefix: str = "mlp"
     gate_scale: float = fact("scale if set", 1.0)
+    limit: float = fact("scale", 0.0)
 
 
 @dataclass(frozen=True)

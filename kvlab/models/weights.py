@@ -56,6 +56,27 @@ class Source:
         self.named[name] = self._placed(name, shape)
         return self.named[name]
 
+    def take_table(self, name: str, *shape: int) -> Tensor:
+        """The int64 tensor `name`, of indices; zeros for a model without tensors yet.
+
+        Raises:
+            ValueError: another shape than `shape`, or not of whole numbers.
+        """
+        if self._tensors is None or name not in self._tensors:
+            if self._tensors is not None:
+                self._missing.append(name)
+            found = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        else:
+            tensor = self._tensors[name]
+            if tuple(tensor.shape) != tuple(shape):
+                raise ValueError(_shape_message(name, tensor.shape, shape))
+            if tensor.is_floating_point():
+                raise ValueError(f"weight {name!r}: dtype {tensor.dtype}, expected whole numbers")
+            self._used.add(name)
+            found = tensor.to(self.device, torch.int64)
+        self.named[name] = found
+        return found
+
     def take_rows(self, fused: str, parts: Mapping[str, int], *columns: int) -> Tensor:
         """One tensor [sum of rows, *columns] whose row ranges are the tensors `parts` (name -> rows), in order.
 
@@ -166,6 +187,10 @@ class Scope:
     def take(self, name: str, *shape: int) -> Tensor:
         """See `Source.take`."""
         return self.source.take(self.prefix + name, *shape)
+
+    def take_table(self, name: str, *shape: int) -> Tensor:
+        """See `Source.take_table`."""
+        return self.source.take_table(self.prefix + name, *shape)
 
     def take_rows(self, fused: str, parts: Mapping[str, int], *columns: int) -> Tensor:
         """See `Source.take_rows`."""

@@ -6,6 +6,7 @@ table. What is read although it should not be shows as NaN.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from itertools import accumulate
@@ -24,11 +25,14 @@ class PagedSequences:
     """A fixed number of sequences of at most `max_len` tokens, each with its pages from the start.
 
     Attributes:
+        block_size: tokens per page, rounded up to whole compressed entries.
         lengths: tokens of each sequence that are in the cache.
     """
 
     def __init__(self, model: LoadedModel, num_seqs: int, max_len: int, *, block_size: int = 4, seed: int = 0) -> None:
-        self.model, self.block_size = model, block_size
+        strides = [p.retention.size for _, p in model.spec.parts() if p.retention.rule == "stride"]
+        whole = math.lcm(*strides)
+        self.model, self.block_size = model, (block_size := cdiv(block_size, whole) * whole)
         self.lengths = [0] * num_seqs
         self._groups = group_parts(model.spec, block_size)
         width = cdiv(max_len, block_size)

@@ -15,11 +15,13 @@ from torch import Tensor
 from kvlab.lab.parity.oracle import Oracle
 from kvlab.models.facts import ModelConfig
 
-SHARP = ("q_proj", "k_proj", "q_norm", "k_norm", "q_layernorm", "k_layernorm", "q_b_proj", "kv_a_layernorm",
+SHARP = ("q_proj", "k_proj", "q_norm", "k_norm", "q_layernorm", "k_layernorm", "q_b_proj", "kv_a_layernorm", "kv_norm",
          "qkv_proj", "query_key_value", "Wqkv", "c_attn")  # fmt: skip
 # by name, what weights are multiplied with. Queries and keys of a delta net come mostly of one sign out of these: where a
 # query is nearly orthogonal to all that its state holds, the norm of what it reads leaves little but rounding
 FACTORS = {"_attn.conv1d": 4.0}
+# buffers that follow from the config (MiniMax's decays)
+COMPUTED = ("slope_rate", "_decay")
 # embeddings, of tokens and of positions
 EMBEDDINGS = ("embed_tokens", "wte.", "wpe.", "embed_in.", "word_embeddings.")
 ENTROPY_LIMIT = 0.5
@@ -61,7 +63,9 @@ def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
     bare_norms = getattr(oracle.model.config, "use_qk_norm", False) and not any("q_norm" in name for name in stored)
     lengthless = oracle.model.config.head_dim if bare_norms else 0
     # some vectors that are learned by other means than gradients are buffers
-    buffers = [(n, b) for n, b in oracle.model.named_buffers() if n in stored and b.is_floating_point()]
+    learned = [(n, b) for n, b in oracle.model.named_buffers() if n in stored and not n.endswith(COMPUTED)]
+    buffers = [(n, b) for n, b in learned if b.is_floating_point()]
+    _fill_tables(oracle, stored, generator)
     for name, tensor in sorted([*oracle.model.named_parameters(), *buffers]):
         noise = torch.randn(tensor.shape, generator=generator)
         sharp = sharpness if any(part in name for part in SHARP) else 1.0
@@ -81,6 +85,15 @@ def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
             if lengthless and name.endswith(("q_proj.weight", "k_proj.weight")):
                 # norms without a weight leave only directions: few values of a head make them alike or opposite
                 tensor.mul_((1.0 + torch.arange(len(tensor)) % lengthless)[:, None] ** -sharpness)
+
+
+def _fill_tables(oracle: Oracle, stored: dict[str, Tensor], generator: torch.Generator) -> None:
+    """Random experts for each token id where a table names them, no expert twice for one id."""
+    for name, table in oracle.model.named_buffers():
+        if name in stored and name.endswith("tid2eid"):
+            experts = len(stored[name.replace("tid2eid", "weight")])
+            order = torch.rand(len(table), experts, generator=generator).argsort(-1)
+            table.copy_(order[:, : table.shape[1]])
 
 
 def entropy_fraction(attentions: list[Tensor]) -> float:

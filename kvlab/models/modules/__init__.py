@@ -9,14 +9,19 @@ from torch import Tensor
 from kvlab.models.facts import AttentionFacts, MLPFacts
 from kvlab.models.modules import (
     attention,
+    compressed,
     gated_delta,
+    hash_moe,
+    hyper,
     indexed_mla,
     kda,
+    linear_attention,
     mamba1,
     mamba2,
     mla,
     mlp,
     moe,
+    normed_layer,
     shared_block,
     short_conv,
 )
@@ -31,14 +36,20 @@ MODULES: dict[type, tuple[Any, Any]] = {
     mla.LatentAttentionFacts: (mla.LatentAttention, mla.reference),
     indexed_mla.IndexedAttentionFacts: (indexed_mla.IndexedAttention, indexed_mla.reference),
     indexed_mla.ReusedIndexFacts: (indexed_mla.ReusedIndexAttention, indexed_mla.reference_reused),
+    compressed.CompressedAttentionFacts: (compressed.CompressedAttention, compressed.reference),
+    hash_moe.HashMoEFacts: (hash_moe.HashMoE, hash_moe.reference),
     gated_delta.GatedDeltaFacts: (gated_delta.GatedDelta, gated_delta.reference),
     kda.KDAFacts: (kda.KDA, kda.reference),
+    linear_attention.LinearAttentionFacts: (linear_attention.LinearAttention, linear_attention.reference),
     short_conv.ShortConvFacts: (short_conv.ShortConv, short_conv.reference),
     mamba1.Mamba1Facts: (mamba1.Mamba1, mamba1.reference),
     mamba2.Mamba2Facts: (mamba2.Mamba2, mamba2.reference),
 }
 # facts class of a layer with a mechanism of its own -> (layer class, plain forward)
 LAYERS: dict[type, tuple[Any, Any]] = {
+    hyper.HyperFacts: (hyper.Streams, hyper.ReferenceStreams),
+    hyper.HyperLayerFacts: (hyper.HyperLayer, hyper.reference),
+    normed_layer.NormedLayerFacts: (normed_layer.NormedLayer, normed_layer.layer_reference),
     shared_block.SharedBlocksFacts: (shared_block.SharedBlocks, shared_block.ReferenceBlocks),
     shared_block.HybridLayerFacts: (shared_block.HybridLayer, shared_block.layer_reference),
 }

@@ -5,6 +5,7 @@ What a layer caches does not depend on it: routing touches neither pages nor tab
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -87,7 +88,7 @@ class MoE:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """[T, hidden] of `x` [T, hidden]. A step of decodes alone reads nothing back to the host."""
-        weights, chosen = self.router(x)
+        weights, chosen = self.route(x, step)
         inner = x if self.latent_in is None else linear(x, self.latent_in)
         tokens, top_k = chosen.shape
         rows = inner.repeat_interleave(top_k, dim=0)
@@ -102,6 +103,10 @@ class MoE:
             return out
         shared = self.shared(x, step)
         return out + (shared if self.shared_gate is None else linear(x, self.shared_gate).sigmoid() * shared)
+
+    def route(self, x: Tensor, step: StepContext) -> tuple[Tensor, Tensor]:
+        """Weights [T, top_k] and the experts they belong to, int64 [T, top_k]."""
+        return self.router(x)
 
     def _gathered(self, rows: Tensor, experts: Tensor) -> Tensor:
         """Each row through its expert's weights, copied for it: nothing waits for the router's choice."""
@@ -147,12 +152,19 @@ def glu(f: MoEFacts, up: Tensor) -> Tensor:
 
 def reference(facts: MoEFacts, weights: Names, x: Tensor, whole: WholeContext) -> Tensor:
     """The mixture token by token and expert by expert, in plain torch."""
-    f, w = facts, weights.scope(facts.prefix)
+    w = weights.scope(facts.prefix)
+    return reference_with(facts, w, x, whole, lambda t: router_reference(facts.router, w, x[t]))
+
+
+def reference_with(
+    f: MoEFacts, w: Names, x: Tensor, whole: WholeContext, route: Callable[[int], list[tuple[int, Tensor]]]
+) -> Tensor:
+    """As `reference`, with `route` giving each token's experts and weights; `w` are the mixture's names."""
     inner = w.linear("latent_in", x) if f.latent else x
     rows = []
     for t, token in enumerate(inner):
         total = torch.zeros_like(token)
-        for expert, weight in router_reference(f.router, w, x[t]):
+        for expert, weight in route(t):
             given = token * weight if f.router.on_input else token
             out = _reference_expert(f, w, expert, given)
             total = total + (out if f.router.on_input else out * weight)

@@ -45,32 +45,58 @@ def _indexer_types(f: Fields) -> list[str]:
 
 
 def deepseek_v4(f: Fields) -> list[Parts]:
-    """A window in every layer, and by compress_ratios: 0 nothing more, 4 CSA (entries and index), 128 HCA (entries).
-
-    Raises:
-        ValueError: compress_ratios missing, too short, or with a ratio other than 0, 4 and 128.
-    """
-    ratios = f.listed("compress_ratios")
-    # one entry more than layers: the last belongs to the multi-token-prediction layer
-    if ratios is None or len(ratios) < f.num_layers:
-        raise ValueError(f"{f.model_type} config: compress_ratios must be a list of at least {f.num_layers} ratios")
-    unknown = sorted(set(ratios) - {0, 4, 128})
-    if unknown:
-        raise ValueError(f"{f.model_type} config: compress_ratios has {unknown[0]}, must be 0, 4 or 128")
+    """A window in every layer, beside it nothing more, CSA (entries and index keys) or HCA (entries)."""
     width, kv = f.need("head_dim"), f.formats.kv
     window = SharedKV(width, f.need("sliding_window"), kv)
-    index = f.need("index_head_dim")
-    kinds: dict[int, Parts] = {
-        0: (window,),
-        4: (
-            window,
-            CompressedEntries(4, width, kv),
-            IndexKeys(index, kv, ratio=4),
-            OpenBuffer((*_overlapping(f, "", width, 4), *_overlapping(f, "index_", index, 4)), 4),
-        ),
-        128: (window, CompressedEntries(128, width, kv), OpenBuffer(_open(f, "", width, 128), 128)),
-    }
-    return [kinds[ratio] for ratio in ratios[: f.num_layers]]
+    layers: list[Parts] = []
+    for kind, ratio in compressions(f):
+        if kind == "sliding_attention":
+            layers.append((window,))
+        elif kind == "heavily_compressed_attention":
+            buffer = OpenBuffer(_open(f, "open_", width, ratio), ratio)
+            layers.append((window, CompressedEntries(ratio, width, kv), buffer))
+        else:
+            index = f.need("index_head_dim")
+            arrays = (*_overlapping(f, "", width, ratio), *_overlapping(f, "index_", index, ratio))
+            keys = IndexKeys(index, kv, ratio=ratio)
+            layers.append((window, CompressedEntries(ratio, width, kv), keys, OpenBuffer(arrays, ratio)))
+    return layers
+
+
+# published files give a ratio per layer, transformers' own a type per layer and a ratio per type
+V4_TYPES = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+
+
+def compressions(f: Fields) -> list[tuple[str, int]]:
+    """(type, tokens per entry) of each layer, from layer_types and compress_rates or from compress_ratios.
+
+    Raises:
+        ValueError: neither list there, one too short, an unknown type, ratio or rate.
+    """
+    usual = {kind: ratio for ratio, kind in V4_TYPES.items()}
+    rates = usual | (f.get("compress_rates") or {})
+    types = f.listed("layer_types")
+    if types is not None:
+        unknown = sorted({str(kind) for kind in types} - set(usual))
+        if unknown or len(types) < f.num_layers:
+            raise ValueError(
+                f"{f.model_type} config: layer_types must hold {f.num_layers} of {', '.join(usual)}"
+                + (f", not {unknown[0]}" if unknown else "")
+            )
+    else:
+        ratios = f.listed("compress_ratios")
+        # one entry more than layers: the last belongs to the multi-token-prediction layer
+        if ratios is None or len(ratios) < f.num_layers:
+            raise ValueError(f"{f.model_type} config: compress_ratios must be a list of at least {f.num_layers} ratios")
+        unknown_ratios = sorted(set(ratios) - set(V4_TYPES))
+        if unknown_ratios:
+            raise ValueError(f"{f.model_type} config: compress_ratios has {unknown_ratios[0]}, must be 0, 4 or 128")
+        types = [V4_TYPES[ratio] for ratio in ratios]
+    found = [(kind, rates[kind]) for kind in types[: f.num_layers]]
+    for kind, rate in found:
+        if kind != "sliding_attention" and (not isinstance(rate, int) or rate < 2):
+            raise ValueError(f"{f.model_type} config: compress_rates has {rate!r} for {kind}, must be 2 or more tokens")
+    return found
 
 
 def _open(f: Fields, prefix: str, width: int, ratio: int) -> tuple[StateArray, ...]:
@@ -86,4 +112,4 @@ def _overlapping(f: Fields, prefix: str, width: int, ratio: int) -> tuple[StateA
     overlap = tuple(
         StateArray(f"{prefix}overlap_{name}", ((1, width),), ratio, f.formats.conv) for name in ("kv", "gate")
     )
-    return (*_open(f, prefix, 2 * width, ratio), *overlap)
+    return (*_open(f, f"{prefix}open_", 2 * width, ratio), *overlap)
