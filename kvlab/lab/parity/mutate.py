@@ -76,7 +76,7 @@ def _alternatives(field: dataclasses.Field, value: Any) -> Iterator[tuple[str, A
         yield "left out", field.default
     elif how == "flip":
         yield "flipped", not value
-    elif how == "activation":
+    elif how == "activation" and value:
         yield "changed", "gelu" if value == "silu" else "silu"
     elif how == "other" and value:
         yield "+ 1", value + 1

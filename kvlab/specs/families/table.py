@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab.specs.families import dense, latent, multimodal, recurrent, windows
+from kvlab.specs.families import dense, latent, linear, multimodal, recurrent, windows
 from kvlab.specs.families.dense import Parts
 from kvlab.specs.families.fields import Fields
 
@@ -176,6 +176,9 @@ _add(
     },
 )  # fmt: skip
 _add("lfm2 lfm2_moe", recurrent.lfm2, conv_L_cache=3)
+# configs of this project
+_add("kvlab_linear", linear.linear_attention)
+_add("kvlab_retnet", linear.retnet)
 _add("minimax minimax_m1 minimax_text_01", recurrent.minimax)
 _add(
     "recurrent_gemma", recurrent.recurrent_gemma, {"sliding_window": "attention_window_size"},

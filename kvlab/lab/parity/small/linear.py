@@ -1,0 +1,40 @@
+"""Linear attention: few heads; layers differ by their decay, which is no kind of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvlab.lab.parity.small import dense, moe
+from kvlab.lab.parity.small.row import HEAD_DIM, TESTED_TOKENS, VOCAB, Changes, Small
+from kvlab.models.facts import AttentionFacts, ModelConfig
+
+
+def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    """Heads in their ratio, few experts, blocks of transformers' own loop shorter than the tested tokens."""
+    attention = next(m for m in _mixers(facts) if isinstance(m, AttentionFacts))
+    heads, kv_heads = dense.small_heads(attention)
+    hidden = heads * (HEAD_DIM - 6)
+    new = {
+        "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": HEAD_DIM,
+        "intermediate_size": hidden + 2 * HEAD_DIM, "vocab_size": VOCAB, "max_position_embeddings": 2 * TESTED_TOKENS,
+        "block_size": 16,
+    }  # fmt: skip
+    return new | moe.experts(config)
+
+
+def layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
+    """Which of the kept layers are attention."""
+    every = _kinds(config, facts)
+    return {"num_hidden_layers": len(kept), "layer_types": [every[i] for i in kept]}
+
+
+def _mixers(facts: ModelConfig) -> list[Any]:
+    return [layer.branches[0].module for layer in facts.layers]
+
+
+def _kinds(config: dict[str, Any], facts: ModelConfig) -> Sequence[str]:
+    return ["full_attention" if isinstance(m, AttentionFacts) else "linear_attention" for m in _mixers(facts)]
+
+
+SMALL = {"minimax": Small(widths, layers, _kinds)}
