@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvlab.models.facts import (
     AlibiFacts,
+    AttentionFacts,
     Branch,
     EmbeddingFacts,
     HeadFacts,
@@ -24,7 +25,6 @@ from kvlab.models.facts import (
 from kvlab.models.families.common import (
     Family,
     Rename,
-    attention,
     layer_norm,
     model,
     parallel_layer,
@@ -41,6 +41,14 @@ def plain_mlp(c: ConfigReader, act: str, *, bias: bool = True) -> MLPFacts:
     return MLPFacts(width, c.activation(act), gated=False, bias=bias)
 
 
+def heads(c: ConfigReader, kv_heads: int = 0, **facts: Any) -> AttentionFacts:
+    """Attention of hidden_size / heads values a head; a KV head for every query head where not said otherwise."""
+    query = c.positive("num_attention_heads")
+    width = c.hidden_size // query
+    usual = {"scale": width**-0.5, "key_dim": width, "value_dim": width}
+    return AttentionFacts(query, kv_heads or query, **usual | facts)
+
+
 def tied_head(c: ConfigReader, norm: NormFacts, **facts: Any) -> HeadFacts:
     """The head with its last norm, tied by the config."""
     return HeadFacts(norm, tied=bool(c.get("tie_word_embeddings")), **facts)
@@ -49,12 +57,10 @@ def tied_head(c: ConfigReader, norm: NormFacts, **facts: Any) -> HeadFacts:
 def _gpt2(c: ConfigReader) -> ModelConfig:
     c.refuse("add_cross_attention")
     norm, mlp = layer_norm(c, "layer_norm_epsilon"), plain_mlp(c, "activation_function")
-    base = c.heads()[2] ** -0.5 if c.get("scale_attn_weights") else 1.0
+    base = heads(c).scale if c.get("scale_attn_weights") else 1.0
     by_depth = c.flag("scale_attn_by_inverse_layer_idx")
     layers = [
-        pre_norm_layer(
-            attention(c, rope=None, scale=base / (i + 1) if by_depth else base, qkv_bias=True, out_bias=True), mlp, norm
-        )
+        pre_norm_layer(heads(c, scale=base / (i + 1) if by_depth else base, qkv_bias=True, out_bias=True), mlp, norm)
         for i in range(c.num_layers)
     ]
     embedding = EmbeddingFacts(positions=c.positive("max_position_embeddings"))
@@ -64,17 +70,17 @@ def _gpt2(c: ConfigReader) -> ModelConfig:
 def _gptj(c: ConfigReader) -> ModelConfig:
     norm, mlp = layer_norm(c, "layer_norm_epsilon"), plain_mlp(c, "activation_function")
     rope = c.rope(dim=c.get("rotary_dim") or 0, interleaved=True)
-    layer = parallel_layer(attention(c, rope=rope), mlp, norm)
+    layer = parallel_layer(heads(c, rope=rope), mlp, norm)
     return model(c, [layer] * c.num_layers, head=tied_head(c, norm, bias=True))
 
 
 def _gpt_neox(c: ConfigReader) -> ModelConfig:
     norm, mlp, biased = layer_norm(c, "layer_norm_eps"), plain_mlp(c, "hidden_act"), c.flag("attention_bias")
-    dim = 0 if c.get("rope_parameters") else int(c.heads()[2] * c.get("rotary_pct"))
+    dim = 0 if c.get("rope_parameters") else int(heads(c).key_dim * c.get("rotary_pct"))
     rope = c.rope(dim=dim)
     if c.get("rotary_emb_base"):
         rope = replace(rope, theta=float(c.get("rotary_emb_base")))
-    mixer = attention(c, rope=rope, qkv_bias=biased, out_bias=biased)
+    mixer = heads(c, rope=rope, qkv_bias=biased, out_bias=biased)
     parallel = c.get("use_parallel_residual")
     layer = parallel_layer(mixer, mlp, norm, SECOND) if parallel else pre_norm_layer(mixer, mlp, norm)
     return model(c, [layer] * c.num_layers, head=tied_head(c, norm))
@@ -91,14 +97,10 @@ def falcon_kv_heads(c: ConfigReader) -> int:
 def _falcon(c: ConfigReader) -> ModelConfig:
     norm, biased = layer_norm(c, "layer_norm_epsilon"), c.flag("bias")
     mlp = plain_mlp(c, "activation", bias=biased)
-    query, head_dim = c.positive("num_attention_heads"), c.hidden_size // c.positive("num_attention_heads")
     # the whole score is divided by the root of the width, ALiBi's part included
-    positions = {"alibi": AlibiFacts(factor=head_dim**-0.5), "rope": None} if c.get("alibi") else {"rope": c.rope()}
-    mixer = replace(
-        attention(c, qkv_bias=biased, out_bias=biased, **positions),
-        num_query_heads=query, num_kv_heads=falcon_kv_heads(c), key_dim=head_dim, value_dim=head_dim,
-        scale=head_dim**-0.5,
-    )  # fmt: skip
+    alibi = AlibiFacts(factor=heads(c).scale) if c.get("alibi") else None
+    rope = None if alibi else c.rope()
+    mixer = heads(c, falcon_kv_heads(c), rope=rope, alibi=alibi, qkv_bias=biased, out_bias=biased)
     return model(c, [_falcon_layer(c, mixer, mlp, norm)] * c.num_layers, head=tied_head(c, norm))
 
 
@@ -115,7 +117,7 @@ def _bloom(c: ConfigReader) -> ModelConfig:
     c.refuse("apply_residual_connection_post_layernorm")
     norm = layer_norm(c, "layer_norm_epsilon")
     mlp = MLPFacts(4 * c.hidden_size, "gelu_pytorch_tanh", gated=False, bias=True)
-    mixer = attention(c, rope=None, alibi=AlibiFacts(), qkv_bias=True, out_bias=True)
+    mixer = heads(c, alibi=AlibiFacts(), qkv_bias=True, out_bias=True)
     layer = pre_norm_layer(mixer, mlp, norm)
     return model(c, [layer] * c.num_layers, head=tied_head(c, norm), embedding=EmbeddingFacts(norm=norm))
 
@@ -127,10 +129,9 @@ def _mpt(c: ConfigReader) -> ModelConfig:
             raise ValueError(f"attn_config.{name} {stated[name]!r}: the engine runs MPT with {value!r}")
     norm = layer_norm(c, "layer_norm_epsilon", bias=False)
     mlp = MLPFacts(4 * c.hidden_size, "gelu", gated=False)
-    head_dim = c.heads()[2]
-    scale = stated.get("softmax_scale") or head_dim**-0.5
+    scale = stated.get("softmax_scale") or heads(c).scale
     alibi = AlibiFacts(max_bias=float(stated.get("alibi_bias_max", 8)))
-    mixer = attention(c, rope=None, alibi=alibi, scale=float(scale))
+    mixer = heads(c, alibi=alibi, scale=float(scale))
     layers = [pre_norm_layer(mixer, mlp, norm)] * c.num_layers
     return model(c, layers, head=tied_head(c, norm), max_position=c.get("max_seq_len") or 2048)
 
