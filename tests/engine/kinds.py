@@ -60,6 +60,20 @@ KINDS: dict[str, dict[str, Any]] = {
                                "short_conv_kernel_size": 4},
     },
     "convolutions": {"model_type": "lfm2", "conv_L_cache": 3, "layer_types": ["conv", "full_attention"] * 2},
+    "compressed": {
+        "model_type": "deepseek_v4", "num_key_value_heads": 1, "head_dim": 64, "qk_rope_head_dim": 32,
+        "q_lora_rank": 128, "o_groups": 2, "o_lora_rank": 64, "index_head_dim": 48, "index_n_heads": 32,
+        "index_topk": 64, "sliding_window": 128, "compress_ratios": [0, 128, 4, 4, 0], "compress_rope_theta": 160.0,
+        "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "num_hash_layers": 1, "n_routed_experts": 8,
+        "n_shared_experts": 1, "num_experts_per_tok": 3, "moe_intermediate_size": 128, "swiglu_limit": 10.0,
+        "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True, "hidden_act": "silu",
+        "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 256},
+    },
+    "parallel": {
+        "model_type": "falcon_h1", "head_dim": 64, "mamba_rms_norm": True, "mamba_n_groups": 2, "mamba_n_heads": 16,
+        "num_hidden_layers": 2,
+    },
     "states": {
         "model_type": "mamba2", "num_heads": 16, "head_dim": 64, "n_groups": 2, "state_size": 64, "expand": 2,
         "conv_kernel": 4, "chunk_size": 64, "layer_norm_epsilon": 1e-5,
@@ -111,7 +125,10 @@ def fill(model: LoadedModel, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in sorted(model.decoder.weights.named.items()):
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        if "embed_tokens" in name:
+        if not tensor.is_floating_point():
+            # the experts of each token id
+            tensor.copy_(torch.randint(8, tensor.shape, generator=generator))
+        elif "embed_tokens" in name:
             tensor.copy_(noise)
         elif name.endswith("A_log"):
             tensor.copy_(0.5 * noise - 2)
