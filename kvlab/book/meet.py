@@ -88,13 +88,13 @@ def run_once(model: Any, tokens: int, seed: int = 0) -> Run:
     return Run(tokens, spec.bytes_at(tokens, buffers=True), held, planned, allocated)
 
 
-def meet(name: str, lengths: Sequence[int]) -> list[Run]:
-    """The runs of the small model at `lengths`, shown as a table: bytes predicted beside bytes measured.
+def meet(name: str, lengths: Sequence[int], model: Any = None) -> list[Run]:
+    """The runs of the small model at `lengths` (of `model` if given), as a table: bytes predicted beside bytes measured.
 
     Raises:
         ValueError: predicted and measured differ, or the engine does not run this family.
     """
-    model = tiny(name)
+    model = model or tiny(name)
     runs = [run_once(model, n) for n in lengths]
     table(
         [(r.tokens, r.predicted, r.held, r.planned, r.allocated) for r in runs],
