@@ -60,8 +60,8 @@ def test_a_wrong_decoder_fails(config, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "mamba2"}, "model_type 'mamba2': the engine runs"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
+        ({"model_type": "xverse"}, "model_type 'xverse': the engine runs"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
     ],
 )
 def test_unsupported_is_one_line_and_exit_code_2(config, capsys, changes, reason):

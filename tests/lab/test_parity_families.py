@@ -1,30 +1,23 @@
 """Parity of every mechanism the engine has, on configs of our own, and the proof that parity sees each of them."""
 
-from functools import cache
-
 import pytest
 import torch
+from parity_check import BASE, Reports, assert_parity
 
-from kvlab.lab.parity import Report, compare, mutate, run_parity
+from kvlab.lab.parity import compare, mutate
 from kvlab.lab.parity.oracle import Oracle
 from kvlab.lab.parity.shrink import shrink
 from kvlab.lab.parity.weights import entropy_fraction
 from kvlab.models.facts import ModelConfig
 from kvlab.models.load import from_state_dict
 
-BASE = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 32_000,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-}
 LLAMA3 = {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 2048}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+LONGROPE = {
+    "rope_type": "longrope",
+    "long_factor": [1.0 + i for i in range(24)],
+    "short_factor": [1.0 + i / 16 for i in range(24)],
+}
 LATE = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 8}
 ALTERNATING = ["full_attention", "sliding_attention", "sliding_attention"] * 4
 
@@ -49,46 +42,67 @@ FAMILIES = {
     | {"layer_types": ALTERNATING},
     "mistral": {"model_type": "mistral", "sliding_window": 1024},
     "mistral, no window, head_dim": {"model_type": "mistral", "sliding_window": None, "head_dim": 128},
+    "llama, yarn": {"model_type": "llama", "rope_scaling": YARN},
+    "qwen2, yarn with weights and exact bounds": {
+        "model_type": "qwen2",
+        "rope_scaling": YARN | {"truncate": False, "mscale": 0.8, "mscale_all_dim": 0.5, "beta_fast": 16.0},
+    },
+    "phi3, longrope on part of a head, window": {
+        "model_type": "phi3",
+        "rope_scaling": LONGROPE,
+        "original_max_position_embeddings": 1024,
+        "partial_rotary_factor": 0.75,
+        "sliding_window": 512,
+    },
+    "olmo2": {"model_type": "olmo2"},
+    "starcoder2, window": {"model_type": "starcoder2", "sliding_window": 1024, "tie_word_embeddings": True},
+    "glm4": {"model_type": "glm4", "head_dim": 128},
+    "stablelm, side by side": {"model_type": "stablelm", "use_parallel_residual": True, "use_qkv_bias": True},
+    "phi": {"model_type": "phi"},
+    "granite": {
+        "model_type": "granite",
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 8.0,
+        "attention_multiplier": 0.0078125,
+        "residual_multiplier": 0.22,
+    },
+    "gemma": {"model_type": "gemma", "head_dim": 256, "tie_word_embeddings": True},
     "smollm3": {"model_type": "smollm3", "tie_word_embeddings": True},
 }
 
 
-@cache
-def report_of(family: str) -> Report:
-    return run_parity(BASE | FAMILIES[family], seed=3, mutations=True)
+REPORTS = Reports(FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_transformers_and_every_changed_fact_is_seen(family):
-    report = report_of(family)
-    assert report.entropy_fraction < 0.5
-    errors = {m.mode: m.error for m in report.modes}
-    assert list(errors) == ["whole prefill", "decode", "chunked prefill", "ragged batch", "preempt and resume"]
-    assert all(error <= 1e-4 for error in errors.values()), errors
-    # not just outside the tolerance: far outside, so that it cannot pass by chance
-    weak = {m.mode: m.error for m in report.mutations if not m.error > 20 * m.tolerance}
-    assert weak == {}
-    assert report.passed
-
-
-def changes_tried(family: str) -> set[str]:
-    return {m.mode for m in report_of(family).mutations}
+    assert_parity(REPORTS(family))
 
 
 def test_each_mechanism_has_its_own_mutation():
     every = {"Norm.eps doubled", "Attention.scale + 10 %", "Rope.theta + 10 %", "KV heads in another order"}
-    llama = changes_tried("llama, head_dim, all biases")
+    llama = REPORTS.changes("llama, head_dim, all biases")
     layer = "model.layers.0."
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         assert f"{layer}self_attn.{name}.bias zeroed" in llama
     for name in ("gate_proj", "up_proj", "down_proj"):
         assert f"{layer}mlp.{name}.bias zeroed" in llama
     assert every | {"head tied to the embedding"} <= llama
-    windows = changes_tried("qwen3, biases, alternating windows")
+    windows = REPORTS.changes("qwen3, biases, alternating windows")
     assert {f"Attention.window {how}" for how in ("+ 1", "- 1", "left out")} | {"Attention.qk_norm left out"} <= windows
-    scaled = changes_tried("llama, llama3 scaling")
+    scaled = REPORTS.changes("llama, llama3 scaling")
     assert {"Rope.kind left out", "Rope.factor + 10 %", "Rope.original_max_position times 8"} <= scaled
-    assert "every layer rotated" in changes_tried("smollm3")
+    yarn = {
+        "Rope.beta_fast times 8",
+        "Rope.beta_slow times 8",
+        "Rope.attention_factor + 10 %",
+        "Rope.truncate left out",
+    }
+    assert yarn <= REPORTS.changes("llama, yarn")
+    assert "Rope.divisors + 10 %" in REPORTS.changes("phi3, longrope on part of a head, window")
+    assert {"Norm.offset left out", "Embedding.scale + 10 %"} <= REPORTS.changes("gemma")
+    assert {"Branch.scale + 10 %", "Head.scale + 10 %"} <= REPORTS.changes("granite")
+    assert "every layer rotated" in REPORTS.changes("smollm3")
 
 
 def test_with_transformers_own_initialisation_parity_would_be_blind():
