@@ -15,8 +15,14 @@ from kvlab.models.load import LoadedModel
 from kvlab.specs.parts import RecurrentState
 
 TOLERANCE = 1e-4
-# families whose transformers implementation does not reproduce itself to 1e-4, and why; none so far
-LOOSER: dict[str, float] = {}
+# model types whose transformers implementation does not reproduce itself to 1e-4, and why
+LOOSER: dict[str, float] = {
+    # its own logits in fp32 and in fp64 are 2e-4 apart over 18 layers, and its decode further: streams are brought to
+    # one another's size again and again
+    "gemma3n_text": 2e-3,
+    # 2e-4 between fp32 and fp64 over 5 layers: what its shared blocks give is normed with no residual beside it
+    "zamba2": 1e-3,
+}
 LENGTHS = (TESTED_TOKENS, 23, 5)  # of the ragged batch's sequences
 CHUNKS = (7, 1, 11, 3, 2, 13)
 

@@ -69,7 +69,7 @@ def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
     for name, tensor in sorted([*oracle.model.named_parameters(), *buffers]):
         noise = torch.randn(tensor.shape, generator=generator)
         sharp = sharpness if any(part in name for part in SHARP) else 1.0
-        if any(part in name for part in EMBEDDINGS) and tensor.dim() == 2:
+        if any(part in name for part in EMBEDDINGS) and tensor.dim() == 2 and "per_layer" not in name:
             # small enough that the first norm's eps shows: mean square of 100 eps
             tensor.copy_(noise * 10 * math.sqrt(norm_eps))
         elif name.endswith("A_log") and tensor.dim() != 2:
@@ -85,6 +85,10 @@ def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
             if lengthless and name.endswith(("q_proj.weight", "k_proj.weight")):
                 # norms without a weight leave only directions: few values of a head make them alike or opposite
                 tensor.mul_((1.0 + torch.arange(len(tensor)) % lengthless)[:, None] ** -sharpness)
+        behind = stored.get(name.split("in_proj.")[0] + "norm.weight") if "in_proj." in name else None
+        if behind is not None:
+            # Mamba-2's gates come first: so small that the eps of the norm behind them shows
+            tensor[: len(behind)].mul_(0.05)
 
 
 def _fill_tables(oracle: Oracle, stored: dict[str, Tensor], generator: torch.Generator) -> None:

@@ -129,7 +129,10 @@ _MAMBA = {
     "mamba_inner_size": "intermediate_size", "mamba_expand": "expand", "mamba_d_state": "state_size",
     "mamba_d_conv": "conv_kernel",
 }  # fmt: skip
-_add("mamba falcon_mamba", recurrent.every_layer(recurrent.mamba1), _MAMBA, mamba_expand=2, mamba_d_conv=4)
+_add(
+    "mamba falcon_mamba", recurrent.every_layer(recurrent.mamba1), _MAMBA,
+    mamba_expand=2, mamba_d_conv=4, mamba_d_state=16,
+)  # fmt: skip
 _add(
     "mamba2",
     recurrent.every_layer(recurrent.mamba2),
@@ -137,14 +140,16 @@ _add(
         "mamba_n_heads": "num_heads", "mamba_d_head": "head_dim", "mamba_n_groups": "n_groups",
         "mamba_expand": "expand", "mamba_d_state": "state_size", "mamba_d_conv": "conv_kernel",
     },
+    mamba_d_conv=4, mamba_expand=2, mamba_d_state=128, mamba_n_groups=8, mamba_n_heads=128, mamba_d_head=64,
 )  # fmt: skip
 _add("rwkv", recurrent.every_layer(recurrent.rwkv4), {"max_position_embeddings": "context_length"})
 _BLOCKS = {"layer_types": "layers_block_type"}
 _add("jamba", recurrent.jamba, _BLOCKS, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2)
 _MAMBA2 = {"mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2}
-_add("bamba", recurrent.bamba, _BLOCKS, **_MAMBA2)
-_add("granitemoehybrid", recurrent.granite_hybrid, _BLOCKS, num_key_value_heads=None, **_MAMBA2)
-_add("falcon_h1", recurrent.falcon_h1, {"mamba_inner_size": "mamba_d_ssm"}, mamba_inner_size=1024, **_MAMBA2)
+_HEADS2 = {"mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_d_state": 256}
+_add("bamba", recurrent.bamba, _BLOCKS, **_MAMBA2, **_HEADS2)
+_add("granitemoehybrid", recurrent.granite_hybrid, _BLOCKS, num_key_value_heads=None, **_MAMBA2, **_HEADS2)
+_add("falcon_h1", recurrent.falcon_h1, {"mamba_inner_size": "mamba_d_ssm"}, mamba_inner_size=1024, **_MAMBA2, **_HEADS2)
 _add(
     "zamba2",
     recurrent.zamba2,
@@ -161,7 +166,7 @@ _add(
         "mamba_n_heads": "mamba_num_heads", "mamba_d_head": "mamba_head_dim", "mamba_n_groups": "n_groups",
         "mamba_d_state": "ssm_state_size", "mamba_d_conv": "conv_kernel", "head_dim": "attention_head_dim",
     },
-    head_dim=128,
+    head_dim=128, mamba_d_conv=4, mamba_d_state=128, mamba_n_groups=8, mamba_n_heads=128, mamba_d_head=64,
 )  # fmt: skip
 _DELTA = {"layer_period": "full_attention_interval"}
 _add("qwen3_next qwen3_5_text qwen3_5_moe_text", recurrent.delta_hybrid, _DELTA, head_dim=256)
@@ -177,6 +182,7 @@ _add(
 )  # fmt: skip
 _add("lfm2 lfm2_moe", recurrent.lfm2, conv_L_cache=3)
 # configs of this project
+_add("kvlab_cla", windows.cross_layer, cla_sharing_factor=2)
 _add("kvlab_linear", linear.linear_attention)
 _add("kvlab_retnet", linear.retnet)
 _add("minimax minimax_m1 minimax_text_01", recurrent.minimax)
