@@ -74,6 +74,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "falcon_h1", "head_dim": 64, "mamba_rms_norm": True, "mamba_n_groups": 2, "mamba_n_heads": 16,
         "num_hidden_layers": 2,
     },
+    "shared": {
+        "model_type": "gemma3n_text", "head_dim": 64, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "sliding_window": 128,
+        "vocab_size_per_layer_input": 32_000, "hidden_size_per_layer_input": 32, "altup_num_inputs": 4,
+        "altup_active_idx": 0, "laurel_rank": 16, "intermediate_size": [1024] * 6,
+        "activation_sparsity_pattern": [0.9] * 2 + [0.0] * 4, "final_logit_softcapping": 30.0,
+        "rope_local_base_freq": 50.0,
+    },
     "states": {
         "model_type": "mamba2", "num_heads": 16, "head_dim": 64, "n_groups": 2, "state_size": 64, "expand": 2,
         "conv_kernel": 4, "chunk_size": 64, "layer_norm_epsilon": 1e-5,
