@@ -113,6 +113,7 @@ class AttentionFacts:
         softcap: scores become cap * tanh(score / cap); 0 means none.
         qkv_bias, out_bias: of the projections.
         qk_norm: norm of each query and key head, or over all heads at once when `qk_norm_wide`.
+        value_norm: norm of each value head, None for none.
         sinks: one learned logit per query head joins the softmax's denominator.
         temperature: how queries grow with their position, None for not.
         alibi: how scores fall with distance, None for not.
@@ -134,6 +135,7 @@ class AttentionFacts:
     out_bias: bool = False
     qk_norm: NormFacts | None = fact("off", None)  # noqa: RUF009
     qk_norm_wide: bool = False
+    value_norm: NormFacts | None = fact("off", None)  # noqa: RUF009
     sinks: bool = fact("off", False)
     temperature: TemperatureFacts | None = fact("off", None)  # noqa: RUF009
     alibi: AlibiFacts | None = fact("off", None)  # noqa: RUF009

@@ -31,7 +31,8 @@ def is_plain(facts: object) -> bool:
         all(isinstance(n, NormFacts) and n == NormFacts(eps=norms[0].eps) for n in norms)
         and first.post_norm is None and second.post_norm is None and first.scale == second.scale == 1.0
         and f.rope is not None and not f.rope.dim and not f.rope.interleaved and f.key_dim == f.value_dim
-        and f.source is None and not (f.qk_norm_wide or f.sinks or f.alibi or f.chunk or f.temperature or f.output_gate)
+        and f.source is None and not (f.qk_norm_wide or f.value_norm or f.sinks or f.alibi or f.chunk or f.temperature)
+        and not f.output_gate
         and m.gated and m.activation == "silu" and not m.limit and m.gate_scale == 1.0
     )  # fmt: skip
 

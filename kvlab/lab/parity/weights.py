@@ -44,7 +44,7 @@ def randomize(oracle: Oracle, norm_eps: float, seed: int, ids: list[int]) -> flo
         RuntimeError: no scale brings it there (our own rule, so not a fault of the config).
     """
     sharpness = 1.6
-    for _ in range(12):
+    for _ in range(20):
         _fill(oracle, norm_eps, seed, sharpness)
         weights = oracle.attentions(ids)
         if not weights:

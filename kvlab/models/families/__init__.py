@@ -13,13 +13,27 @@ from typing import Any
 from torch import Tensor
 
 from kvlab.models.facts import ModelConfig
-from kvlab.models.families import classic, compressed, delta, dense, latent, linear, mamba, mamba_hybrids, moe, windows
+from kvlab.models.families import (
+    classic,
+    compressed,
+    delta,
+    dense,
+    hybrids,
+    latent,
+    linear,
+    mamba,
+    mamba_hybrids,
+    moe,
+    shared,
+    windows,
+)
 from kvlab.models.families.common import Cut, Family
 from kvlab.models.families.reader import ConfigReader
 
 FAMILIES: dict[str, Family] = {
     **dense.FAMILIES, **classic.FAMILIES, **windows.FAMILIES, **delta.FAMILIES, **moe.FAMILIES, **latent.FAMILIES,
-    **compressed.FAMILIES, **linear.FAMILIES, **mamba.FAMILIES, **mamba_hybrids.FAMILIES,
+    **compressed.FAMILIES, **linear.FAMILIES, **shared.FAMILIES, **mamba.FAMILIES,
+    **mamba_hybrids.FAMILIES, **hybrids.FAMILIES,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from kvlab.models.modules import (
     attention,
     compressed,
     gated_delta,
+    gemma3n,
     hash_moe,
     hyper,
     indexed_mla,
@@ -47,6 +48,8 @@ MODULES: dict[type, tuple[Any, Any]] = {
 }
 # facts class of a layer with a mechanism of its own -> (layer class, plain forward)
 LAYERS: dict[type, tuple[Any, Any]] = {
+    gemma3n.AltUpFacts: (gemma3n.AltUp, gemma3n.ReferenceAltUp),
+    gemma3n.AltUpLayerFacts: (gemma3n.AltUpLayer, gemma3n.layer_reference),
     hyper.HyperFacts: (hyper.Streams, hyper.ReferenceStreams),
     hyper.HyperLayerFacts: (hyper.HyperLayer, hyper.reference),
     normed_layer.NormedLayerFacts: (normed_layer.NormedLayer, normed_layer.layer_reference),

@@ -38,6 +38,8 @@ class Attention:
         self.out_bias = scope.take("o_proj.bias", hidden) if f.out_bias else None
         self.q_norm = _head_norm(f, scope, "q_norm", f.num_query_heads)
         self.k_norm = None if f.source is not None else _head_norm(f, scope, "k_norm", f.num_kv_heads)
+        own_values = f.value_norm is not None and f.source is None
+        self.v_norm = Norm(f.value_norm, scope, "v_norm", f.value_dim) if own_values else None
         gate_rows = f.num_query_heads * f.value_dim
         self.gate = scope.take("gate_proj.weight", gate_rows, hidden) if f.output_gate else None
         self.gate_bias = scope.take("gate_proj.bias", gate_rows) if f.output_gate and f.qkv_bias else None
@@ -69,6 +71,7 @@ class Attention:
         if len(pieces) > 1:
             key = self._normed(pieces[1], self.k_norm).unflatten(-1, (-1, f.key_dim))
             value = pieces[2].unflatten(-1, (-1, f.value_dim))
+            value = value if self.v_norm is None else self.v_norm(value.contiguous())
         if f.rope is not None:
             angles = step.angles(f.rope, f.key_dim)
             query = rotate(query, *angles, f.rope.interleaved)
@@ -148,6 +151,7 @@ def reference_heads(
     if f.rope is not None and angles is not None:
         key = rotate(key, *angles, f.rope.interleaved)
     value = w.linear("v_proj", x).unflatten(-1, (-1, f.value_dim))
+    value = norm_reference(f.value_norm, w, "v_norm", value) if f.value_norm else value
     whole.memory["kv", whole.layer] = (key, value)
     return query, key, value
 

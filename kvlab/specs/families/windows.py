@@ -142,6 +142,12 @@ def share_tail(f: Fields, kinds: Sequence[str], layers: list[Parts]) -> list[Par
     return layers
 
 
+def cross_layer(f: Fields) -> list[Parts]:
+    """Of every cla_sharing_factor neighbouring layers the first is full, the others read its cache."""
+    factor = f.need("cla_sharing_factor")
+    return [(Shared(i - i % factor),) if i % factor else full(f) for i in range(f.num_layers)]
+
+
 def gemma3n(f: Fields) -> list[Parts]:
     """Every 5th layer full, the rest sliding; a tail that shares."""
     kinds = every(5)(f)

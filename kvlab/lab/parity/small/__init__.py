@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvlab.lab.parity.small import classic, compressed, delta, dense, latent, linear, mamba, moe, windows
+from kvlab.lab.parity.small import classic, compressed, delta, dense, latent, linear, mamba, moe, shared, windows
 from kvlab.lab.parity.small.row import Small
 from kvlab.models.families import family_name
 
 SMALL: dict[str, Small] = {
     **dense.SMALL, **classic.SMALL, **windows.SMALL, **delta.SMALL, **moe.SMALL,
-    **compressed.SMALL, **latent.SMALL, **linear.SMALL, **mamba.SMALL,
+    **compressed.SMALL, **latent.SMALL, **linear.SMALL, **shared.SMALL, **mamba.SMALL,
 }  # fmt: skip
 
 
