@@ -8,7 +8,7 @@ from kvlab.specs.families.windows import by_type, layer_types
 from kvlab.specs.parts import RecurrentState, StateArray
 
 
-def _matrices(f: Fields, mechanism: str, columns: int) -> Parts:
+def matrices(f: Fields, mechanism: str, columns: int) -> Parts:
     """One head_dim x (head_dim + `columns`) matrix per head."""
     heads = f.need("num_attention_heads")
     width = f.need("head_dim") if f.get("head_dim") else f.need("hidden_size") // heads
@@ -18,12 +18,12 @@ def _matrices(f: Fields, mechanism: str, columns: int) -> Parts:
 
 def linear_attention(f: Fields) -> list[Parts]:
     """Linear attention, a column more for the sum of keys; attention where layer_types says full_attention."""
-    return _hybrid(f, _matrices(f, "linear_attention", 1))
+    return _hybrid(f, matrices(f, "linear_attention", 1))
 
 
 def retnet(f: Fields) -> list[Parts]:
     """Retention; attention where layer_types says full_attention."""
-    return _hybrid(f, _matrices(f, "retention", 0))
+    return _hybrid(f, matrices(f, "retention", 0))
 
 
 def _hybrid(f: Fields, recurrent: Parts) -> list[Parts]:

@@ -6,11 +6,13 @@ Sizes follow vLLM's MambaStateShapeCalculator; the units of an array are what te
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from kvlab.specs.families.dense import Parts, full, kv_heads
 from kvlab.specs.families.fields import Fields
 from kvlab.specs.families.latent import latent
+from kvlab.specs.families.linear import matrices
 from kvlab.specs.families.windows import by_type, every, layer_types, sliding
 from kvlab.specs.parts import Attention, RecurrentState, StateArray
 
@@ -207,3 +209,29 @@ def recurrent_gemma(f: Fields) -> list[Parts]:
         raise ValueError(f"{f.model_type} config: block_types is {blocks}, must name recurrent and attention blocks")
     made = {"recurrent": rg_lru(f), "attention": sliding(f)}
     return [made[blocks[i % len(blocks)]] for i in range(f.num_layers)]
+
+
+def hybrid_pattern(num_layers: int, config: Mapping[str, Any]) -> list[str]:
+    """The kinds of layers of a native hybrid from its ratio: a period is `recurrent_layers` layers of `recurrent_kind`
+    and then `attention_layers` layers of `attention_kind`; a last period may be cut off.
+
+    Raises:
+        ValueError: a negative number, or a ratio of nothing to nothing.
+    """
+    attention, recurrent = config.get("attention_layers", 1), config.get("recurrent_layers", 3)
+    if attention < 0 or recurrent < 0 or not attention + recurrent:
+        raise ValueError(f"attention_layers {attention}, recurrent_layers {recurrent}: must be a ratio of layers")
+    kinds = (config.get("recurrent_kind", "mamba2"), config.get("attention_kind", "full_attention"))
+    period = [kinds[0]] * recurrent + [kinds[1]] * attention
+    return [period[i % len(period)] for i in range(num_layers)]
+
+
+def native_hybrid(f: Fields) -> list[Parts]:
+    """By layer_types or the ratio (`hybrid_pattern`): full or sliding attention, Mamba-2, gated delta net, or linear
+    attention."""
+    kinds = f.listed("layer_types") or hybrid_pattern(f.num_layers, f.config)
+    build = {
+        "full_attention": full, "sliding_attention": sliding, "mamba2": mamba2, "gated_delta": gated_delta,
+        "linear_attention": lambda f: matrices(f, "linear_attention", 1),
+    }  # fmt: skip
+    return by_type(f, layer_types(f, kinds), build)
