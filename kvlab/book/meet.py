@@ -70,14 +70,15 @@ def run_once(model: Any, tokens: int, seed: int = 0) -> Run:
     """
     from kvlab.engine import Engine, SamplingParams
     from kvlab.engine.storage import with_kv_format
-    from kvlab.plan.policies import PolicySettings, sequence_bytes
+    from kvlab.plan.policies import PolicySettings, default_block_size, sequence_bytes
 
     spec = with_kv_format(model.spec, "fp32")
-    paged = sequence_bytes(spec, tokens, PolicySettings("paged", BLOCK, BLOCK))
+    block = default_block_size(spec, BLOCK)
+    paged = sequence_bytes(spec, tokens, PolicySettings("paged", block, BLOCK))
     planned = paged.total + paged.pool_overhead
     blocks = tuple(group.pages + 1 for group in paged.groups)
     engine = Engine(
-        model, kv_dtype="fp32", block_size=BLOCK, num_blocks=blocks, max_model_len=tokens + 1, max_num_seqs=1,
+        model, kv_dtype="fp32", block_size=block, num_blocks=blocks, max_model_len=tokens + 1, max_num_seqs=1,
         max_batched_tokens=BLOCK,
     )  # fmt: skip
     prompt = random.Random(seed).choices(range(3, model.config.vocab_size), k=tokens)
@@ -94,13 +95,15 @@ def meet(name: str, lengths: Sequence[int], model: Any = None) -> list[Run]:
     Raises:
         ValueError: predicted and measured differ, or the engine does not run this family.
     """
+    from kvlab.plan.policies import default_block_size
+
     model = model or tiny(name)
     runs = [run_once(model, n) for n in lengths]
     table(
         [(r.tokens, r.predicted, r.held, r.planned, r.allocated) for r in runs],
         ("tokens", "spec: entries", "engine: held", "plan: pages", "torch: allocated"),
-        caption=f"Bytes of one sequence in fp32, a small {name}: {len(model.spec.layers)} layers, pages of {BLOCK} tokens "
-        "and a null page.",
+        caption=f"Bytes of one sequence in fp32, a small {name}: {len(model.spec.layers)} layers, pages of "
+        f"{default_block_size(model.spec, BLOCK)} tokens and a null page in each pool.",
     )
     for r in runs:
         if (r.predicted, r.planned) != (r.held, r.allocated):

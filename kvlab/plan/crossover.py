@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvlab.plan.derivation import part_counts
 from kvlab.specs.model import ModelSpec
 
 LONGEST = 2**24  # 16M tokens, beyond every model's reach
@@ -22,8 +23,10 @@ def crossings(model: ModelSpec, than: ModelSpec, longest: int = LONGEST) -> list
     if longest < 1:
         raise ValueError(f"longest {longest}: must be at least 1 token")
 
+    size, other = _sizes(model), _sizes(than)
+
     def smaller(tokens: int) -> bool:
-        return model.bytes_at(tokens) < than.bytes_at(tokens)
+        return size(tokens) < other(tokens)
 
     edges = sorted({1, longest, *(e for e in _bends(model) | _bends(than) if 1 < e < longest)})
     answers = [smaller(edge) for edge in edges]
@@ -44,6 +47,12 @@ def first_smaller(model: ModelSpec, than: ModelSpec, longest: int = LONGEST) -> 
     if model.bytes_at(longest) >= than.bytes_at(longest):
         return None
     return found[-1] if found else 1
+
+
+def _sizes(model: ModelSpec) -> Callable[[int], int]:
+    """`model.bytes_at`, each distinct part asked once: layers are mostly alike."""
+    parts = [(part, count) for part, count in part_counts(model) if part.kind != "buffer"]
+    return lambda tokens: sum(count * part.bytes_at(tokens) for part, count in parts)
 
 
 def _bends(model: ModelSpec) -> set[int]:
