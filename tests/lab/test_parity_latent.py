@@ -46,7 +46,7 @@ FAMILIES = {
     "deepseek_v32": EXPERTS | GROUPS | INDEXER | {"model_type": "deepseek_v32", "rope_scaling": YARN},
     "glm_moe_dsa, choices shared": EXPERTS
     | INDEXER
-    | {"model_type": "glm_moe_dsa", "indexer_types": ["full", "full", "shared", "shared", "full", "shared"]},
+    | {"model_type": "glm_moe_dsa", "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
     "minicpm3": {"model_type": "minicpm3", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
 }
 
@@ -70,3 +70,40 @@ def test_logits_are_transformers_and_every_changed_fact_is_seen(family):
         assert f"{layer}indexer.k_norm.bias zeroed" in tried
     if "biases" in family:
         assert {f"{layer}{name}.bias zeroed" for name in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")} <= tried
+
+
+def test_compressed_entries_beside_windows():
+    """DeepSeek-V4 with a layer of each kind, one of them routed by a table."""
+    v4 = {
+        "model_type": "deepseek_v4",
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "qk_rope_head_dim": 32,
+        "q_lora_rank": 256,
+        "o_groups": 4,
+        "o_lora_rank": 128,
+        "moe_intermediate_size": 512,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "num_hash_layers": 1,
+        # most norms here read what another norm has made: eps must be large to show
+        "rms_norm_eps": 1e-3,
+        "sliding_window": 128,
+        "index_n_heads": 64,
+        "index_head_dim": 64,
+        "compress_ratios": [0, 4, 128, 4, 0],
+        "vocab_size": 32_000,
+        "max_position_embeddings": 8192,
+        "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 512},
+    }
+    report = run_parity(v4, seed=0, mutations=True)
+    assert report.shrunk.kept_layers == (0, 1, 2, 3)
+    assert all(m.error <= 1e-4 for m in report.modes), report.modes
+    assert {m.mode: m.error for m in report.mutations if not m.error > 20 * m.tolerance} == {}
+    tried = {m.mode for m in report.mutations}
+    assert {f"CompressedAttention.{name} left out" for name in ("window", "rope", "compressor", "index")} <= tried
+    assert {"EntryIndex.top_k - 1", "Hyper.iterations + 1", "Hyper.floor doubled", "MoE.limit + 10 %"} <= tried
+    assert "model.layers.1.self_attn.sinks set to one" in tried

@@ -46,10 +46,11 @@ def _indexer_types(f: Fields) -> list[str]:
 
 def deepseek_v4(f: Fields) -> list[Parts]:
     """A window in every layer, beside it nothing more, CSA (entries and index keys) or HCA (entries)."""
+    kinds = compressions(f)
     width, kv = f.need("head_dim"), f.formats.kv
     window = SharedKV(width, f.need("sliding_window"), kv)
     layers: list[Parts] = []
-    for kind, ratio in compressions(f):
+    for kind, ratio in kinds:
         if kind == "sliding_attention":
             layers.append((window,))
         elif kind == "heavily_compressed_attention":
