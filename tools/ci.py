@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv" / "bin"
 PY = str(VENV / "python")
 REPORTS = ROOT / "build" / "reports"
-PARITY = tuple(str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests" / "lab").glob("test_parity*.py")))
+PARITY = (
+    *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests" / "lab").glob("test_parity*.py"))),
+    "tests/engine/test_every_kind.py",
+)
 KERNELS = ("tests/ops", "tests/quant")
 
 
