@@ -66,7 +66,7 @@ def describe(report: Report, source: str) -> str:
     lines += [f"  {name:<24} {_short(old):>28} -> {_short(new)}" for name, old, new in small.changes]
     lines += [
         f"  layers kept              {list(small.kept_layers)}",
-        f"  attention entropy        {report.entropy_fraction:.2f} of its maximum (under 0.50)",
+        f"  attention entropy        {_entropy(report)}",
         "",
         f"max |difference| / std(logits), tolerance {report.modes[0].tolerance:g}:",
     ]
@@ -74,7 +74,13 @@ def describe(report: Report, source: str) -> str:
     if report.mutations:
         lines += ["", "each fact changed alone; parity must fail:"]
         lines += [f"  {m.mode:<56} {m.error:.1e}  {'NOT SEEN' if m.passed else 'seen'}" for m in report.mutations]
+    lines += ["", *(f"note: {note}" for note in report.notes)] if report.notes else []
     return "\n".join([*lines, "", "parity " + ("holds" if report.passed else "FAILS")])
+
+
+def _entropy(report: Report) -> str:
+    fraction = report.entropy_fraction
+    return "no attention" if fraction is None else f"{fraction:.2f} of its maximum (under 0.50)"
 
 
 def _short(value: object) -> str:

@@ -2,6 +2,7 @@
 
 shrink   the config made small, every mechanism still at work
 weights  random weights under which every mechanism counts
+notes    where transformers differs, and what was followed
 oracle   transformers' whole-prefill logits
 paging   sequences in pages, without a scheduler
 compare  prefill, decode, chunked prefill, ragged batch
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.lab.parity import compare, mutate
+from kvlab.lab.parity.notes import notes
 from kvlab.lab.parity.oracle import Oracle
 from kvlab.lab.parity.shrink import Shrunk, shrink
 from kvlab.lab.parity.weights import first_eps, randomize
@@ -31,6 +33,7 @@ class Report:
         entropy_fraction: mean attention entropy over its maximum, under a half; None for a model without attention.
         modes: error of each way of running.
         mutations: (what was changed, error of whole prefill, tolerance); empty unless asked for.
+        notes: where transformers differs from itself or from kvlab, and which of them was followed.
     """
 
     shrunk: Shrunk
@@ -38,6 +41,7 @@ class Report:
     entropy_fraction: float | None
     modes: tuple[compare.ModeResult, ...]
     mutations: tuple[compare.ModeResult, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())
 
     @property
     def unseen(self) -> tuple[str, ...]:
@@ -60,6 +64,7 @@ class Report:
             "attention_entropy_fraction": self.entropy_fraction,
             "modes": [{"mode": m.mode, "error": m.error, "passed": m.passed} for m in self.modes],
             "mutations": [{"change": m.mode, "error": m.error, "seen": not m.passed} for m in self.mutations],
+            "notes": list(self.notes),
             "kept_layers": list(self.shrunk.kept_layers),
             "changes": [{"field": n, "old": a, "new": b} for n, a, b in self.shrunk.changes],
         }
@@ -85,4 +90,4 @@ def run_parity(config: dict[str, Any], *, seed: int = 0, all_layers: bool = Fals
             got = compare.whole_prefill(mutate.mutated(model, mutant), texts)[0]
             found.append(compare.ModeResult(change, compare.error(got, wanted[0]), compare.tolerance_of(model)))
         found += compare.forgetful(model, texts, wanted[0])
-    return Report(small, seed, entropy, compare.compare(model, texts, wanted), tuple(found))
+    return Report(small, seed, entropy, compare.compare(model, texts, wanted), tuple(found), notes(small.config, facts))

@@ -14,6 +14,11 @@ from torch import Tensor
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 
 
+def implementation(config: dict[str, Any]) -> str:
+    """transformers' attention that is followed: eager, which for Falcon adds ALiBi to the scores twice."""
+    return "sdpa" if config["model_type"] == "falcon" and config.get("alibi") else "eager"
+
+
 class Oracle:
     """transformers' model of a config, eager attention, fp32, on the CPU.
 
@@ -27,7 +32,7 @@ class Oracle:
         rest = {k: v for k, v in config.items() if k not in ("model_type", "dtype", "torch_dtype", "architectures")}
         hf_config = AutoConfig.for_model(SAME_CLASS.get(config["model_type"], config["model_type"]), **rest)
         self.model = AutoModelForCausalLM.from_config(
-            hf_config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+            hf_config, attn_implementation=implementation(config), experts_implementation="eager", dtype=torch.float32
         ).eval()
 
     @torch.inference_mode()

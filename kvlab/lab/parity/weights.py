@@ -72,7 +72,7 @@ def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
         if any(part in name for part in EMBEDDINGS) and tensor.dim() == 2 and "per_layer" not in name:
             # small enough that the first norm's eps shows: mean square of 100 eps
             tensor.copy_(noise * 10 * math.sqrt(norm_eps))
-        elif name.endswith("A_log") and tensor.dim() != 2:
+        elif name.endswith(("A_log", "time_decay")) and tensor.dim() != 2:
             # states that remember some ten tokens: of a state with one token in it a norm leaves hardly more than signs
             tensor.copy_(0.5 * noise - 2)
         elif name.endswith("bias"):

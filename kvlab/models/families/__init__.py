@@ -21,6 +21,7 @@ from kvlab.models.families import (
     hybrids,
     latent,
     linear,
+    linear_rwkv,
     mamba,
     mamba_hybrids,
     moe,
@@ -32,7 +33,7 @@ from kvlab.models.families.reader import ConfigReader
 
 FAMILIES: dict[str, Family] = {
     **dense.FAMILIES, **classic.FAMILIES, **windows.FAMILIES, **delta.FAMILIES, **moe.FAMILIES, **latent.FAMILIES,
-    **compressed.FAMILIES, **linear.FAMILIES, **shared.FAMILIES, **mamba.FAMILIES,
+    **compressed.FAMILIES, **linear.FAMILIES, **linear_rwkv.FAMILIES, **shared.FAMILIES, **mamba.FAMILIES,
     **mamba_hybrids.FAMILIES, **hybrids.FAMILIES,
 }  # fmt: skip
 
@@ -71,6 +72,16 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     return family.build(ConfigReader(config, family.defaults))
 
 
+TEXT_PART = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(?!lm_head)")
+
+
+def text_name(name: str) -> str | None:
+    """The name that a multimodal checkpoint's tensor has in its text model; None for what belongs to other parts."""
+    if TEXT_PART.match(name):
+        return TEXT_PART.sub("model.", name, count=1)
+    return "lm_head.weight" if name.endswith("lm_head.weight") else None
+
+
 class Renamed(Mapping[str, Tensor]):
     """A checkpoint under the names that modules ask for; tensors are cut when they are asked for."""
 
@@ -78,17 +89,20 @@ class Renamed(Mapping[str, Tensor]):
         self._family, self._reader = FAMILIES[family_name(config)], reader(config)
         self._tensors = tensors
         self._places: dict[str, tuple[str, Cut | None]] = {}
-        for name in tensors:
-            self._place(name)
+        wrapped = any(TEXT_PART.match(name) for name in tensors)
+        for stored in tensors:
+            name = text_name(stored) if wrapped else stored
+            if name is not None:
+                self._place(name, stored)
 
-    def _place(self, name: str) -> None:
+    def _place(self, name: str, stored: str) -> None:
         if any(re.search(pattern, name) for pattern in self._family.ignored):
             return
         for pattern, targets in self._family.names:
             if match := re.fullmatch(pattern, name):
-                self._places.update({match.expand(template): (name, cut) for template, cut in targets})
+                self._places.update({match.expand(template): (stored, cut) for template, cut in targets})
                 return
-        self._places[name] = (name, None)
+        self._places[name] = (stored, None)
 
     def __getitem__(self, name: str) -> Tensor:
         source, cut = self._places[name]
@@ -108,4 +122,5 @@ class Renamed(Mapping[str, Tensor]):
 def renamed(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """`tensors` (checkpoint name -> tensor) under the names that modules ask for."""
     family = FAMILIES[family_name(config)]
-    return Renamed(tensors, config) if family.names or family.ignored else tensors
+    plain = not family.names and not family.ignored and not any(TEXT_PART.match(name) for name in tensors)
+    return tensors if plain else Renamed(tensors, config)

@@ -122,16 +122,19 @@ def _bloom(c: ConfigReader) -> ModelConfig:
     return model(c, [layer] * c.num_layers, head=tied_head(c, norm), embedding=EmbeddingFacts(norm=norm))
 
 
+# what transformers' class computes whatever a config says
+_MPT_ONLY = {"qk_ln": False, "prefix_lm": False, "clip_qkv": None, "alibi": True, "alibi_bias_max": 8}
+
+
 def _mpt(c: ConfigReader) -> ModelConfig:
     stated = c.get("attn_config") or {}
-    for name, value in {"qk_ln": False, "prefix_lm": False, "clip_qkv": None, "alibi": True}.items():
+    for name, value in _MPT_ONLY.items():
         if stated.get(name, value) not in (value, None):
             raise ValueError(f"attn_config.{name} {stated[name]!r}: the engine runs MPT with {value!r}")
     norm = layer_norm(c, "layer_norm_epsilon", bias=False)
     mlp = MLPFacts(4 * c.hidden_size, "gelu", gated=False)
     scale = stated.get("softmax_scale") or heads(c).scale
-    alibi = AlibiFacts(max_bias=float(stated.get("alibi_bias_max", 8)))
-    mixer = heads(c, alibi=alibi, scale=float(scale))
+    mixer = heads(c, alibi=AlibiFacts(), scale=float(scale))
     layers = [pre_norm_layer(mixer, mlp, norm)] * c.num_layers
     return model(c, layers, head=tied_head(c, norm), max_position=c.get("max_seq_len") or 2048)
 
