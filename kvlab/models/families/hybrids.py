@@ -1,20 +1,28 @@
-"""A native family: attention and small states in any ratio, in Llama's frame. No checkpoint has it; `layer_types` or a
-ratio says what each layer is.
+"""Two native families that no checkpoint needs, in Llama's frame.
+
+`kvlab_hybrid`: attention and small states in any ratio; `layer_types` or a ratio says what each layer is.
 
     attention_layers : recurrent_layers   1 : 3 makes a period of three recurrent layers and then one of attention
     recurrent_kind                        "mamba2", "gated_delta" or "linear_attention"
     attention_kind                        "full_attention" or "sliding_attention" (with sliding_window)
+
+`kvlab_hymba`: attention heads and Mamba heads read the same input in every layer; what each gives is normed, weighted
+and averaged. Learned meta tokens stand before every sequence. They are the last `num_meta_tokens` ids of the vocabulary
+and ordinary first positions: a caller puts `meta_ids` in front of its prompt. Nothing before them differs from one
+sequence to the next, so their pages and the state behind them are a prefix that all sequences can share. Source: Hymba
+(arXiv 2411.13676), sections 2.1 and 2.3; its windows and shared layers are left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from kvlab.models.facts import ModelConfig
+from kvlab.models.facts import Branch, LayerFacts, ModelConfig
 from kvlab.models.families.common import Family, attention, gated_mlp, model, pre_norm_layer, rms
 from kvlab.models.families.delta import gated_delta_net
 from kvlab.models.families.linear import linear_mixer
-from kvlab.models.families.mamba import mamba2
+from kvlab.models.families.mamba import mamba1, mamba2
 from kvlab.models.families.reader import ConfigReader
 from kvlab.specs.families.recurrent import hybrid_pattern
 
@@ -41,9 +49,36 @@ def hybrid(c: ConfigReader) -> ModelConfig:
     return model(c, [pre_norm_layer(mixers[kind], mlp, norm) for kind in c.per_layer("layer_types", tuple(kinds))])
 
 
+def hymba(c: ConfigReader) -> ModelConfig:
+    """Parallel heads: stream + (norm(attention(x)) + norm(mamba(x))) / 2, the weights of the norms what each counts.
+
+    Raises:
+        ValueError: as many meta tokens as ids, or more.
+    """
+    if not 0 <= c.get("num_meta_tokens") < c.positive("vocab_size"):
+        raise ValueError(f"num_meta_tokens {c.get('num_meta_tokens')}: must be less than vocab_size")
+    norm, mlp = rms(c), gated_mlp(c)
+    names = ("attention_output_norm", "mamba_output_norm")
+    mixers = (attention(c, rope=c.rope()), mamba1(c, norm))
+    heads = tuple(
+        Branch(m, norm, post_norm=norm, post_norm_name=n, scale=0.5) for m, n in zip(mixers, names, strict=True)
+    )
+    layer = LayerFacts((heads, (Branch(mlp, norm, "post_attention_layernorm"),)))
+    return model(c, [layer] * c.num_layers)
+
+
+def meta_ids(config: Mapping[str, Any]) -> list[int]:
+    """The ids that stand before every prompt of a model with meta tokens: the last ones of its vocabulary."""
+    size = config["vocab_size"]
+    return list(range(size - config.get("num_meta_tokens", 0), size))
+
+
 _DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": False,
     "conv_bias": True, "mamba_bias": False, "n_groups": 1, "conv_kernel": 4, "expand": 2,
 }  # fmt: skip
 
-FAMILIES: dict[str, Family] = {"kvlab_hybrid": Family(hybrid, _DEFAULTS)}
+FAMILIES: dict[str, Family] = {
+    "kvlab_hybrid": Family(hybrid, _DEFAULTS),
+    "kvlab_hymba": Family(hymba, _DEFAULTS | {"num_meta_tokens": 0, "state_size": 16}),
+}

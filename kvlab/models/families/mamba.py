@@ -30,8 +30,8 @@ def layer_types(c: ConfigReader, usual: list[str]) -> tuple[str, ...]:
 def mamba1(c: ConfigReader, norm: NormFacts | None) -> Mamba1Facts:
     """The Mamba mixer of a config; `norm` is that of step, B and C."""
     rank = c.get("time_step_rank")
-    # Jamba's intermediate_size is that of its feed-forward parts
-    stated = None if c.family == "jamba" else c.config.get("intermediate_size")
+    # in a hybrid intermediate_size is that of the feed-forward parts
+    stated = c.config.get("intermediate_size") if c.family in ("mamba", "falcon_mamba") else None
     return Mamba1Facts(
         inner=stated or c.positive("expand") * c.hidden_size,
         state_size=c.positive("state_size"),

@@ -235,3 +235,8 @@ def native_hybrid(f: Fields) -> list[Parts]:
         "linear_attention": lambda f: matrices(f, "linear_attention", 1),
     }  # fmt: skip
     return by_type(f, layer_types(f, kinds), build)
+
+
+def hymba(f: Fields) -> list[Parts]:
+    """Attention and Mamba heads side by side in every layer; meta tokens are ordinary first positions."""
+    return [(*full(f), *mamba1(f))] * f.num_layers

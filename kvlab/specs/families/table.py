@@ -185,6 +185,7 @@ _add("lfm2 lfm2_moe", recurrent.lfm2, conv_L_cache=3)
 _add("kvlab_cla", windows.cross_layer, cla_sharing_factor=2)
 _add("kvlab_linear", linear.linear_attention)
 _add("kvlab_hybrid", recurrent.native_hybrid, **_MAMBA2)
+_add("kvlab_hymba", recurrent.hymba, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2)
 _add("kvlab_retnet", linear.retnet)
 _add("minimax minimax_m1 minimax_text_01", recurrent.minimax)
 _add(
