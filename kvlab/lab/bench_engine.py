@@ -145,6 +145,7 @@ def run_bench(
         results[name] |= {"commit": record["commit"], "load_average": [before, os.getloadavg()[0]]}
     contexts = [n for name, n in (("single", 128), ("long", LONG_CONTEXT)) if name in only]
     return record | {
+        "what": "the engine's tokens per second against transformers', both sides of a load in one run",
         "model": bench.model.name,
         "source": bench.model.source,
         "dtype": "fp32",

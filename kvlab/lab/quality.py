@@ -59,7 +59,7 @@ class LockstepCache:
             max_seq_len=position + 1,
             num_decodes=n,
         )
-        batches = [batch] * len(self.storage.groups)
+        batches = [batch] * len(self.storage.layout.groups)
         return torch.log_softmax(self.model.decoder.forward(input_ids, batches, self.views).float(), dim=-1)
 
 

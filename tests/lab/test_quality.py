@@ -38,7 +38,7 @@ def model():
 
 def whole_prefill(model, ids: list[int]) -> torch.Tensor:
     """Log-probabilities [N, vocab] of one sequence computed at once: the other way to the same numbers."""
-    views = [page_views(torch.zeros(6, (lay := page_layout(x.parts[0], 16)).page_bytes, dtype=torch.uint8), lay)
+    views = [(page_views(torch.zeros(6, (lay := page_layout(x.parts[0], 16)).page_bytes, dtype=torch.uint8), lay),)
              for x in model.spec.layers]  # fmt: skip
     batch = make_batch([len(ids)], [len(ids)], torch.tensor([[1, 2, 3, 4]], dtype=torch.int32), 16)
     return torch.log_softmax(model.decoder.forward(torch.tensor(ids), [batch], views), dim=-1)
