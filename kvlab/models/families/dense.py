@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvlab.models.facts import EmbeddingFacts, HeadFacts, ModelConfig, NormFacts
+from kvlab.models.facts import EmbeddingFacts, HeadFacts, ModelConfig, NormFacts, TemperatureFacts
 from kvlab.models.families.common import (
     Family,
     attention,
@@ -167,6 +167,14 @@ def _gemma(c: ConfigReader) -> ModelConfig:
     return model(c, [layer] * c.num_layers, head=_tied_head(c, norm), embedding=embedding)
 
 
+def _ministral3(c: ConfigReader) -> ModelConfig:
+    rule, rope, norm, mlp = c.get("rope_parameters") or {}, c.rope(), rms(c), gated_mlp(c)
+    weight = rule.get("llama_4_scaling_beta")
+    grown = TemperatureFacts(c.original_max_position(rule), float(weight)) if weight else None
+    mixers = [attention(c, rope=rope, window=window, temperature=grown) for window in same_window(c)]
+    return model(c, [pre_norm_layer(mixer, mlp, norm) for mixer in mixers])
+
+
 _GLM4_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _LAYER = r"(model\.layers\.\d+\.)"
 
@@ -246,6 +254,12 @@ FAMILIES: dict[str, Family] = {
             (_LAYER + r"mlp\.fc2\.(weight|bias)", [(r"\1mlp.down_proj.\2", None)]),
             (r"model\.final_layernorm\.(weight|bias)", [(r"model.norm.\1", None)]),
         ],
+    ),
+    "ministral3": Family(
+        _ministral3,
+        COMMON | {
+            "max_position_embeddings": 262_144, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+        },
     ),
     "granite": Family(_granite, COMMON | {"max_position_embeddings": 2048}),
     "gemma": Family(

@@ -183,7 +183,8 @@ def _magnitude(factor: float, weight: float = 1.0) -> float:
 def _longrope(c: ConfigReader, rule: Mapping[str, Any], common: dict[str, Any]) -> RopeFacts:
     original = c.original_max_position(rule)
     factor = rule.get("factor") or c.positive("max_position_embeddings") / original
-    attention = rule.get("attention_factor")
+    # of a model that is run beyond its original length (Phi-3.5-MoE states two, which are equal)
+    attention = rule.get("attention_factor") or rule.get("long_mscale")
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     lists = {name: tuple(float(x) for x in rule[f"{name}_factor"]) for name in ("long", "short")}

@@ -88,6 +88,10 @@ def _llama3(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
 
 def _yarn(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
     # the ramp begins between the second pair and the third
+    if rule.get("llama_4_scaling_beta"):
+        # the length is also the step by which queries grow, which must lie within the tested tokens
+        small = {"beta_fast": BETA, "beta_slow": BETA / 32, "factor": 4.0}
+        return small | {"original_max_position_embeddings": round(BETA * 2 * math.pi * rope.theta ** (3 / dim))}
     original = round(rope.beta_fast * 2 * math.pi * rope.theta ** (3 / dim))
     # what is stretched further hardly turns within the tested tokens
     return {"original_max_position_embeddings": original, "factor": min(rope.factor, 4.0)}
@@ -100,6 +104,7 @@ def _longrope(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
 
 
 SCALES = {"attention_multiplier": 0.2, "query_pre_attn_scalar": 20}
+BETA = 0.05
 FACTORS = ("short_factor", "long_factor")
 SCALED = {"llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
 

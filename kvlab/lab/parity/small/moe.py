@@ -19,6 +19,9 @@ def experts(config: dict[str, Any]) -> Changes:
     """At most `EXPERTS` experts of which at most `CHOSEN` run, and their widths."""
     new: Changes = {name: min(config[name], EXPERTS) for name in COUNT if config.get(name)}
     new |= {name: min(config[name], CHOSEN) for name in TOP if config.get(name)}
+    # a wider neighbourhood, so that another expert is often within it
+    new |= {"router_jitter_noise": 0.3} if config["model_type"] == "phimoe" else {}
+    new |= {"rotary_dim": HEAD_DIM // 2} if config.get("rotary_dim") else {}
     return new | {name: HEAD_DIM + 4 * (i + 1) for i, name in enumerate(WIDTH) if config.get(name)}
 
 
@@ -34,7 +37,11 @@ def layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) ->
     if step > 1 or listed:
         sparse = [(i + 1) % step == 0 and i not in listed for i in kept]
         new |= {"decoder_sparse_step": 1, "mlp_only_layers": [i for i, s in enumerate(sparse) if not s]}
+    if config.get("first_k_dense_replace") is not None:
+        new["first_k_dense_replace"] = sum(i < config["first_k_dense_replace"] for i in kept)
     return new
 
 
-SMALL = {name: Small(widths, layers) for name in ("mixtral", "qwen3_moe", "qwen2_moe")}
+SMALL = {
+    name: Small(widths, layers) for name in ("mixtral", "qwen3_moe", "qwen2_moe", "minimax_m2", "glm4_moe", "phimoe")
+}
