@@ -1,4 +1,4 @@
-"""Native models of linear attention and retention, alone and with attention between, and MiniMax's layer."""
+"""Models without a softmax over tokens: linear attention and retention (native), MiniMax's layer, RWKV."""
 
 import math
 
@@ -28,6 +28,7 @@ MODELS = {
     "retnet, attention between": ONE_IN_THREE | {"model_type": "kvlab_retnet"},
     "minimax": ONE_IN_THREE
     | {"model_type": "minimax", "num_local_experts": 5, "num_experts_per_tok": 2, "mlp_alpha_factor": 1.7},
+    "rwkv": {"model_type": "rwkv", "attention_hidden_size": 22, "context_length": 96},
 }
 
 
@@ -54,6 +55,8 @@ def test_state_bytes_are_one_matrix_per_head_whatever_the_length():
     fixed = {name: [p.fixed_bytes for _, p in tiny(BASE | MODELS[name], "fp32")[0].spec.parts()] for name in MODELS}
     assert fixed["linear"] == [4 * 3 * 10 * 11] * 3
     assert fixed["retnet"] == [4 * 3 * 10 * 10] * 3
+    # RWKV: two inputs of 36 channels, and three values of 22
+    assert fixed["rwkv"] == [4 * (2 * 36 + 3 * 22)] * 3
     assert fixed["retnet, attention between"] == [1200, 0, 1200]
     spec = tiny(BASE | MODELS["retnet"], "fp32")[0].spec
     assert spec.bytes_at(1) == spec.bytes_at(50_000) == 3 * 1200

@@ -23,7 +23,7 @@ FACTORS = {"_attn.conv1d": 4.0}
 # buffers that follow from the config (MiniMax's decays)
 COMPUTED = ("slope_rate", "_decay")
 # embeddings, of tokens and of positions
-EMBEDDINGS = ("embed_tokens", "wte.", "wpe.", "embed_in.", "word_embeddings.")
+EMBEDDINGS = ("embed_tokens", "wte.", "wpe.", "embed_in.", "word_embeddings.", "rwkv.embeddings.")
 ENTROPY_LIMIT = 0.5
 TOO_SHARP = 0.35
 

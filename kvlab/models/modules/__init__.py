@@ -23,6 +23,7 @@ from kvlab.models.modules import (
     mlp,
     moe,
     normed_layer,
+    rwkv,
     shared_block,
     short_conv,
 )
@@ -52,6 +53,7 @@ LAYERS: dict[type, tuple[Any, Any]] = {
     gemma3n.AltUpLayerFacts: (gemma3n.AltUpLayer, gemma3n.layer_reference),
     hyper.HyperFacts: (hyper.Streams, hyper.ReferenceStreams),
     hyper.HyperLayerFacts: (hyper.HyperLayer, hyper.reference),
+    rwkv.RwkvLayerFacts: (rwkv.RwkvLayer, rwkv.layer_reference),
     normed_layer.NormedLayerFacts: (normed_layer.NormedLayer, normed_layer.layer_reference),
     shared_block.SharedBlocksFacts: (shared_block.SharedBlocks, shared_block.ReferenceBlocks),
     shared_block.HybridLayerFacts: (shared_block.HybridLayer, shared_block.layer_reference),

@@ -37,4 +37,17 @@ def _kinds(config: dict[str, Any], facts: ModelConfig) -> Sequence[str]:
     return ["full_attention" if isinstance(m, AttentionFacts) else "linear_attention" for m in _mixers(facts)]
 
 
-SMALL = {"minimax": Small(widths, layers, _kinds)}
+def rwkv_widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    """Three different widths, and no rescaling: it changes weights in place when the model first runs."""
+    return {
+        "hidden_size": 44, "attention_hidden_size": 36, "intermediate_size": 52, "vocab_size": VOCAB,
+        "context_length": 2 * TESTED_TOKENS, "rescale_every": 0,
+    }  # fmt: skip
+
+
+def rwkv_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
+    """Equal layers."""
+    return {"num_hidden_layers": len(kept)}
+
+
+SMALL = {"minimax": Small(widths, layers, _kinds), "rwkv": Small(rwkv_widths, rwkv_layers)}
