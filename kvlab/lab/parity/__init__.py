@@ -4,6 +4,7 @@ shrink   the config made small, every mechanism still at work
 weights  random weights under which every mechanism counts
 notes    where transformers differs, and what was followed
 oracle   transformers' whole-prefill logits
+plain    the plain forward in its place, for families of our own
 paging   sequences in pages, without a scheduler
 compare  prefill, decode, chunked prefill, ragged batch
 mutate   each fact changed alone: parity must fail
@@ -17,6 +18,7 @@ from typing import Any
 from kvlab.lab.parity import compare, mutate
 from kvlab.lab.parity.notes import notes
 from kvlab.lab.parity.oracle import Oracle
+from kvlab.lab.parity.plain import NATIVE, PlainOracle
 from kvlab.lab.parity.shrink import Shrunk, shrink
 from kvlab.lab.parity.weights import first_eps, randomize
 from kvlab.models.facts import ModelConfig
@@ -78,7 +80,8 @@ def run_parity(config: dict[str, Any], *, seed: int = 0, all_layers: bool = Fals
     """
     small = shrink(config, all_layers=all_layers)
     facts = ModelConfig.from_hf(small.config)
-    oracle = Oracle(small.config)
+    native = small.config["model_type"].startswith(NATIVE)
+    oracle = PlainOracle(small.config) if native else Oracle(small.config)
     texts = compare.prompts(seed)
     entropy = randomize(oracle, first_eps(facts), seed, texts[0])
     wanted = [oracle.logits(ids) for ids in texts]

@@ -43,7 +43,7 @@ class LinearAttentionFacts:
     scale: float = 1.0
     activation: str = fact("activation", "")
     positive: bool = fact("off", False)
-    normalised: bool = fact("off", False)
+    normalised: bool = False  # a column of the state: no mutation of an unchanged cache
     rope: RopeFacts | None = fact("off", None)  # noqa: RUF009
     norm: NormFacts | None = None
     norm_wide: bool = False

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.lab.parity.small import dense, moe
-from kvlab.lab.parity.small.row import VOCAB, Changes, Small
+from kvlab.lab.parity.small.row import HEAD_DIM, VOCAB, WINDOW, Changes, Small
 from kvlab.models.facts import AttentionFacts, LayerFacts, ModelConfig
 from kvlab.models.modules.mamba2 import Mamba2Facts
 from kvlab.models.modules.shared_block import HybridLayerFacts
+from kvlab.specs.families.recurrent import hybrid_pattern
 
 HIDDEN, STATE, RANK, WIDTH = 48, 12, 5, 8
 SHORTEST_STEP = 0.4
@@ -22,6 +23,7 @@ FIELDS = {
     "granitemoehybrid": _USUAL,
     "falcon_h1": _USUAL,
     "nemotron_h": ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "chunk_size"),
+    "kvlab_hybrid": _USUAL,
     "zamba2": ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "chunk_size"),
 }
 
@@ -113,7 +115,9 @@ def _zamba2_kinds(config: dict[str, Any], facts: ModelConfig) -> list[str]:
     kinds = ["hybrid" if isinstance(layer, HybridLayerFacts) else "linear_attention" for layer in facts.layers]
     uses = [i for i, kind in enumerate(kinds) if kind == "hybrid"]
     again = (*uses, *[len(kinds)] * 2)[len(facts.extra.blocks)]
-    return [kind if i <= again else "rest" for i, kind in enumerate(kinds)]
+    # uses are told apart, or a period would leave the second use of a block out
+    named = [f"{kind} {i}" if kind == "hybrid" else kind for i, kind in enumerate(kinds)]
+    return [kind if i <= again else "rest" for i, kind in enumerate(named)]
 
 
 def _zamba2_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
@@ -121,7 +125,30 @@ def _zamba2_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, 
     return {"num_hidden_layers": len(kept), "layers_block_type": kinds}
 
 
+def _native_hybrid(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    """Whatever its layers are, every size that one of them may read."""
+    hidden = 3 * HEAD_DIM
+    new: Changes = {"hidden_size": hidden, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": HEAD_DIM}
+    new |= {"intermediate_size": 56, "vocab_size": VOCAB, "sliding_window": WINDOW}
+    values = (2 * hidden // WIDTH, WIDTH, 2, STATE, CHUNK)
+    new |= dict(zip(FIELDS["kvlab_hybrid"], values, strict=True)) | {"mamba_expand": 2}
+    sizes = zip(("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"), (2, 4, 12, 20), strict=True)
+    return new | {f"linear_{name}": value for name, value in sizes}
+
+
+def _native_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...]) -> Changes:
+    kinds = config.get("layer_types") or hybrid_pattern(facts.num_layers, config)
+    return {"num_hidden_layers": len(kept), "layer_types": [kinds[i] for i in kept]}
+
+
+def _hymba(config: dict[str, Any], facts: ModelConfig) -> Changes:
+    meta = {"num_meta_tokens": min(config.get("num_meta_tokens", 0), 5)}
+    return dense.widths(config, facts) | meta | {"mamba_d_state": STATE, "mamba_dt_rank": RANK}
+
+
 SMALL = {
+    "kvlab_hybrid": Small(_native_hybrid, _native_layers),
+    "kvlab_hymba": Small(_hymba, depth),
     **{name: Small(_pure, depth) for name in ("mamba", "mamba2", "falcon_mamba")},
     "jamba": Small(_jamba, depth),
     "bamba": Small(_hybrid, _bamba_layers),
