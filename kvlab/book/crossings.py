@@ -101,8 +101,8 @@ def crossings_figure() -> Any:
     fig.update_layout(
         sliders=[_slider("architecture: ", pick, start[0], -0.2), _slider("context: ", read, start[1], -0.42)]
     )
-    fig.update_layout(margin={"l": 64, "r": 8, "t": 70, "b": 250})
-    fig.update_xaxes(range=[2.3, 7.6], dtick=1).update_yaxes(dtick=1)
+    fig.update_layout(margin={"l": 64, "r": 8, "t": 86, "b": 250})
+    fig.update_xaxes(range=[2.3, 7.9], dtick=1).update_yaxes(dtick=1)
     return fig
 
 
@@ -124,8 +124,8 @@ def _read(tokens: int, trace: int) -> dict[str, Any]:
     sizes = sorted((model.bytes_at(tokens), label) for label, model in models().items())
     (least, small), (most, large) = sizes[0], sizes[-1]
     text = (
-        f"{tokens:,} tokens<br>least: {small}, {human_bytes(least)}<br>most: {large}, {human_bytes(most)}, "
-        f"{most / least:,.0f} times as much"
+        f"{tokens:,} tokens<br>least: {small}, {human_bytes(least)}<br>most: {large}, {human_bytes(most)}<br>"
+        f"{most / least:,.0f} times the least"
     )
     data = {"x": [[tokens] * len(sizes)], "y": [[size for size, _ in sizes]]}
     label = f"{tokens / 1024:,.0f}k" if tokens < 2**20 else f"{tokens / 2**20:.1f}M".replace(".0M", "M")
