@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -133,7 +134,7 @@ def _modalities(f: AltUpLayerFacts, w: Mapping[str, Tensor], x: Tensor) -> Tenso
 def _feed_forward(f: AltUpLayerFacts, w: Mapping[str, Tensor], x: Tensor) -> Tensor:
     gate = x @ w["mlp.gate_proj.weight"].T
     if f.sparsity:
-        deviations = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(f.sparsity)).to(x.dtype)
+        deviations = NormalDist().inv_cdf(f.sparsity)
         cut = gate.mean(-1, keepdim=True) + gate.std(-1, keepdim=True, unbiased=False) * deviations
         gate = F.relu(gate - cut)
     return (activation(f.activation)(gate) * (x @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
