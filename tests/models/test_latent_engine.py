@@ -1,0 +1,68 @@
+"""The engine over latents, index keys and compressed entries: chunked, batched, captured like any other model."""
+
+import pytest
+import test_compressed
+import test_indexed_mla
+import test_mla
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvlab.engine import Engine, SamplingParams
+from kvlab.models.reference import reference_forward
+
+MODELS = {
+    "latents": (test_mla, "queries from a latent, biases", 4),
+    "chosen latents": (test_indexed_mla, "choices shared", 4),
+    # a page holds whole entries of 3 and of 5 tokens
+    "compressed entries": (test_compressed, "all three", 15),
+}
+
+
+def engine_of(name: str, **options):
+    module, kind, block_size = MODELS[name]
+    model, state = module.tiny(kind)
+    options = {"num_blocks": 40, "max_num_seqs": 3, "max_batched_tokens": 7, "max_model_len": 60} | options
+    return Engine(model, block_size=block_size, kv_dtype="fp64", **options), model, state, module.TEXT
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_batched_and_chunked_tokens_are_those_of_whole_sequences(name):
+    engine, model, state, text = engine_of(name)
+    prompts = [text[:9], text[5:8], text[3:16]]
+    got = engine.generate(prompts, SamplingParams(max_tokens=8, temperature=0.0))
+    for prompt, completion in zip(prompts, got, strict=True):
+        ids = list(prompt)
+        for _ in range(8):
+            ids.append(int(reference_forward(model.config, state, torch.tensor(ids))[-1].argmax()))
+        assert list(completion.token_ids) == ids[len(prompt) :]
+    assert engine.kv.predicted_bytes == engine.kv.allocated_bytes
+
+
+class NoHostReads(TorchDispatchMode):
+    """Raises where a tensor's values would decide what the host does next."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.split("::")[1]
+        masks = any(
+            isinstance(a, (list, tuple)) and any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in a)
+            for a in args
+        )
+        if name in {"_local_scalar_dense", "nonzero", "masked_select", "_unique2"} or (name[:5] == "index" and masks):
+            raise AssertionError(f"host read: {name}")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_of_decodes_reads_nothing_back(name, monkeypatch):
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+    engine, _, _, text = engine_of(name, max_batched_tokens=60)
+    for prompt in (text[:9], text[5:8], text[3:16]):
+        engine.add_request(prompt, SamplingParams(max_tokens=20))
+    engine.step()
+    engine.step()
+    step = engine.scheduler.schedule(0.0)
+    assert step.num_decodes == len(step.chunks) == 3
+    inputs = engine.runner.fill(step)
+    with NoHostReads():
+        logits = engine.runner.forward(inputs)
+    assert logits.shape[0] == 3 and logits.isfinite().all()
