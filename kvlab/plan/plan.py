@@ -203,7 +203,8 @@ def _filled(options: PlanOptions, model: ModelSpec) -> PlanOptions:
 def _mla_dims(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
     if config is None:
         return None
-    text = next((config[k] for k in ("text_config", "llm_config", "language_config") if isinstance(config.get(k), Mapping)), config)
+    wrapped = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
+    text = next((part for part in wrapped if isinstance(part, Mapping)), config)
     found = [text.get(k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
     return (found[0] + found[1], found[2]) if all(isinstance(x, int) for x in found) else None  # type: ignore[operator]
 
