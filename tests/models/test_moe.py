@@ -33,7 +33,7 @@ KINDS = {
     "llama 4": MoEFacts(RouterFacts(5, 1, "sigmoid", on_input=True), 7, shared=MLPFacts(7, prefix="shared_expert")),
     "qwen2, gated shared expert": MoEFacts(RouterFacts(5, 2), 3, shared=MLPFacts(8, prefix="s"), shared_gate=True),
     "nemotron, not gated, latent": MoEFacts(V3, 5, "relu2", gated=False, latent=4, shared=MLPFacts(6, prefix="s")),
-    "sparse mixer": MoEFacts(RouterFacts(5, 2, jitter=0.3), 7),
+    "sparse mixer": MoEFacts(RouterFacts(5, 2, "sparsemixer", jitter=0.3), 7),
 }
 
 

@@ -14,7 +14,7 @@ from kvlab.models.families.common import Family, Rename, attention, gated_mlp, l
 from kvlab.models.families.dense import COMMON, Windows, no_windows, same_window
 from kvlab.models.families.reader import ConfigReader
 from kvlab.models.modules.moe import MoEFacts
-from kvlab.models.modules.router import RouterFacts
+from kvlab.models.modules.router import MIXER, RouterFacts
 
 
 def experts(c: ConfigReader, width: str = "moe_intermediate_size", **router: Any) -> MoEFacts:
@@ -99,8 +99,11 @@ def _glm4_moe(c: ConfigReader) -> ModelConfig:
 
 def _phimoe(c: ConfigReader) -> ModelConfig:
     norm, biased = layer_norm(c, "rms_norm_eps"), c.flag("attention_bias")
-    mixture = experts(c, "intermediate_size", jitter=float(c.get("router_jitter_noise")))
-    mixer = attention(c, rope=c.rope(), window=c.get("sliding_window") or 0, qkv_bias=biased, out_bias=biased)
+    mixture = experts(c, "intermediate_size", score=MIXER, jitter=float(c.get("router_jitter_noise")))
+    rope = c.rope()
+    # transformers turns by the short divisors at every length
+    rope = replace(rope, divisors=rope.short_divisors)
+    mixer = attention(c, rope=rope, window=c.get("sliding_window") or 0, qkv_bias=biased, out_bias=biased)
     head = HeadFacts(norm, tied=bool(c.get("tie_word_embeddings")), bias=c.flag("lm_head_bias"))
     return model(c, [pre_norm_layer(mixer, mixture, norm)] * c.num_layers, head=head)
 

@@ -16,6 +16,8 @@ SCORES = {
     "sigmoid": torch.sigmoid,
     "sqrtsoftplus": lambda logits: F.softplus(logits).sqrt(),
 }
+# not a function of the logits alone: experts are chosen one after the other
+MIXER = "sparsemixer"
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class RouterFacts:
 
     Attributes:
         num_experts, top_k: how many there are, and how many a token runs through.
-        score: "softmax", "sigmoid" or "sqrtsoftplus" of the logits.
+        score: "softmax", "sigmoid" or "sqrtsoftplus" of the logits, or "sparsemixer" (see `jitter`).
         bias: whether the logits have one.
         correction: whether a bias is added to the scores for the choice alone, not for the weights.
         num_groups, top_groups, group_members: experts lie in `num_groups` groups of neighbours; only the best
@@ -35,7 +37,7 @@ class RouterFacts:
         normalise: whether the weights of the chosen sum to one (before `scale`). floor: added to that sum.
         scale: factor on the weights.
         on_input: whether weights multiply what experts read instead of what they give (Llama 4).
-        jitter: not 0: experts are chosen one after the other, each weighted by a softmax over those logits that are
+        jitter: of sparsemixer: experts are chosen one after the other, each weighted by a softmax over those logits that are
             within a relative distance of 2 * jitter of the best remaining one (Phi-3.5-MoE).
     """
 
@@ -68,12 +70,13 @@ class Router:
         bias = None if self.bias is None else self.bias.to(wide)
         logits = F.linear(x.to(wide), self.weight.to(wide), bias)
         top_k = min(f.top_k, f.num_experts)
-        if f.jitter:
-            return _one_by_one(logits, top_k, f.jitter)
-        scores = SCORES[f.score](logits)
-        judged = scores if self.correction is None else scores + self.correction.to(wide)
-        chosen = (_best_groups(judged, f) if f.top_groups else judged).topk(top_k, dim=-1).indices
-        weights = scores.gather(-1, chosen)
+        if f.score == MIXER:
+            weights, chosen = _one_by_one(logits, top_k, f.jitter)
+        else:
+            scores = SCORES[f.score](logits)
+            judged = scores if self.correction is None else scores + self.correction.to(wide)
+            chosen = (_best_groups(judged, f) if f.top_groups else judged).topk(top_k, dim=-1).indices
+            weights = scores.gather(-1, chosen)
         if f.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + f.floor)
         return weights * f.scale, chosen
@@ -108,7 +111,7 @@ def reference(facts: RouterFacts, weights: Names, x: Tensor) -> list[tuple[int, 
     f = facts
     logits = weights["gate.weight"] @ x
     logits = logits + weights["gate.bias"] if f.bias else logits
-    if f.jitter:
+    if f.score == MIXER:
         return _reference_one_by_one(f, logits)
     scores = SCORES[f.score](logits)
     judged = (scores + weights["gate.e_score_correction_bias"] if f.correction else scores).tolist()
