@@ -12,8 +12,8 @@ from kvlab.models.facts import AttentionFacts, ModelConfig
 
 def widths(config: dict[str, Any], facts: ModelConfig) -> Changes:
     """Heads in their ratio, few experts, blocks of transformers' own loop shorter than the tested tokens."""
-    attention = next(m for m in _mixers(facts) if isinstance(m, AttentionFacts))
-    heads, kv_heads = dense.small_heads(attention)
+    attention = next((m for m in _mixers(facts) if isinstance(m, AttentionFacts)), None)
+    heads, kv_heads = dense.small_heads(attention) if attention else (4, 4)
     hidden = heads * (HEAD_DIM - 6)
     new = {
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": HEAD_DIM,
@@ -50,4 +50,7 @@ def rwkv_layers(config: dict[str, Any], facts: ModelConfig, kept: tuple[int, ...
     return {"num_hidden_layers": len(kept)}
 
 
-SMALL = {"minimax": Small(widths, layers, _kinds), "rwkv": Small(rwkv_widths, rwkv_layers)}
+SMALL = {
+    **{name: Small(widths, layers, _kinds) for name in ("minimax", "kvlab_linear", "kvlab_retnet")},
+    "rwkv": Small(rwkv_widths, rwkv_layers),
+}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from kvlab.lab.parity.small.dense import small_heads
+from kvlab.lab.parity.small.dense import attentions, small_heads
+from kvlab.lab.parity.small.dense import layers as dense_layers
+from kvlab.lab.parity.small.dense import widths as dense_widths
 from kvlab.lab.parity.small.row import HEAD_DIM, TESTED_TOKENS, VOCAB, WINDOW, Changes, Small
 from kvlab.models.facts import ModelConfig
 
@@ -38,4 +40,9 @@ def kinds(config: dict[str, Any], facts: ModelConfig) -> Sequence[Hashable]:
     return [(x.attention.window, x.sparsity, x.attention.source is None) for x in facts.layers]
 
 
-SMALL = {"gemma3n": Small(widths, layers, kinds)}
+def neighbours(config: dict[str, Any], facts: ModelConfig) -> Sequence[Hashable]:
+    """Of its own or shared."""
+    return [source is None for source in (a.source for a in attentions(facts))]
+
+
+SMALL = {"gemma3n": Small(widths, layers, kinds), "kvlab_cla": Small(dense_widths, dense_layers, neighbours)}
