@@ -87,6 +87,7 @@ def summarize(kind: Kind, runs: Sequence[dict[str, Any]], settings: Settings) ->
     return {
         "label": kind.label,
         "pattern": kind.pattern,
+        "seeds": [run["seed"] for run in runs],
         "steps": [run["steps"] for run in runs],
         "parameters": sum(p.numel() for p in model.parameters()),
         "state_bytes": spec.state_bytes,
@@ -140,7 +141,7 @@ def compose(origin: dict, stated: dict, settings: Settings, runs: list[dict[str,
             f"{NUM_KEYS} keys and {NUM_VALUES} values; at most {settings.steps:,} steps of "
             f"{settings.tokens_per_step} tokens, fewer once {settings.solved:.1%} of the training queries at the largest "
             f"load are right; one learning rate, {settings.learning_rate:g}, not tuned per model; one thread; scored on "
-            f"{SCORED_SEQUENCES} fresh sequences per load; mean and 95 % band (Student's t) over the seeds."
+            f"{SCORED_SEQUENCES} fresh sequences per load; mean and 95 % band (Student's t) over a model's seeds."
         ),
         "settings": stated,
         "seeds": sorted({run["seed"] for run in runs}),

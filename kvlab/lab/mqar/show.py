@@ -22,14 +22,15 @@ def results() -> dict[str, Any]:
 
 
 def rows(result: dict[str, Any], pairs: int) -> list[list[Any]]:
-    """A table's rows, fewest bytes first: label, pattern, bytes of a sequence, accuracy, its band, largest steps used.
+    """A table's rows, fewest bytes first: label, pattern, bytes of a sequence, accuracy, its band, most steps, seeds.
 
     Accuracies are fractions; the band is None where a single seed is recorded.
     """
     found = []
     for row in result["models"].values():
         cell = row["loads"][str(pairs)]
-        found.append([row["label"], row["pattern"], cell["kv_bytes"], cell["mean"], cell["band95"], max(row["steps"])])
+        steps, seeds = max(row["steps"]), len(row["seeds"])
+        found.append([row["label"], row["pattern"], cell["kv_bytes"], cell["mean"], cell["band95"], steps, seeds])
     return sorted(found, key=lambda entry: entry[2])
 
 
