@@ -101,6 +101,7 @@ def test_compressed_entries_beside_windows():
     }
     report = run_parity(v4, seed=0, mutations=True)
     assert report.shrunk.kept_layers == (0, 1, 2, 3)
+    assert report.entropy_fraction < 0.5
     assert all(m.error <= 1e-4 for m in report.modes), report.modes
     assert {m.mode: m.error for m in report.mutations if not m.error > 20 * m.tolerance} == {}
     tried = {m.mode for m in report.mutations}
