@@ -105,6 +105,17 @@ def test_a_state_that_fades_at_once_underflows_and_does_not_overflow():
     assert torch.isfinite(state).all()
 
 
+def test_weak_decays_after_strong_ones_keep_their_digits():
+    """Eight tokens that empty the state, then fifty-six that hardly fade: in fp32 the chunk is as exact as the steps."""
+    rows = [x.float() for x in drawn(64, seed=4)[0]]
+    rows[1] = torch.cat((torch.full((8, HEADS), 20.0), torch.full((56, HEADS), 0.02)))
+    decay, state = torch.full((HEADS,), -16.0), torch.zeros(HEADS, WIDTH, SIZE)
+    exact = two.reference.scan([x.double() for x in rows], decay.double(), state.double())
+    for scan in (two.reference.scan, two.torch_.scan):
+        for got, want in zip(scan(rows, decay, state), exact, strict=True):
+            assert (got - want).abs().max() < 1e-5 * want.std()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_decode_reads_nothing_back_and_spares_the_null_page(kind, monkeypatch):
     """Two live sequences, one of them new, and a padded one: what a captured step looks like."""

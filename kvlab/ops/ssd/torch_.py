@@ -5,7 +5,8 @@ Within a chunk that begins with state S0, and with G the log decay summed from t
     out_i = exp(G_i) S0 c_i + sum over j <= i of exp(G_i - G_j) (c_i . b_j) dt_j x_j
 
 which is attention with c as query, b as key, dt x as value, and a decay in place of the softmax. The exponents are
-never positive: strong decays underflow to zero and do not overflow.
+never positive: strong decays underflow to zero and do not overflow. G is summed and subtracted in fp64, because a
+difference of two large sums would lose the small decays after a strong one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def scan(rows: Sequence[Tensor], decay: Tensor, state: Tensor, chunk: int = CHUN
     by_group = (groups, heads // groups)
     # groups first, then the heads of a group, so that every product is a batch over both
     value = (dt[..., None] * x).transpose(0, 1).unflatten(0, by_group)  # [G, H / G, T, P]
-    steps = (dt * decay.to(state.dtype)).T.unflatten(0, by_group)  # [G, H / G, T]
+    steps = (dt.double() * decay.double()).T.unflatten(0, by_group)  # [G, H / G, T]
     b, c = (v.transpose(0, 1)[:, None] for v in (b, c))  # [G, 1, T, N]
     state, outs = state.unflatten(0, by_group), []
     for start in range(0, len(x), chunk):
@@ -51,10 +52,12 @@ def scan(rows: Sequence[Tensor], decay: Tensor, state: Tensor, chunk: int = CHUN
 
 
 def _chunk(value: Tensor, total: Tensor, bc: tuple[Tensor, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+    """(out [G, H / G, n, P], state after) of one chunk; `total` [G, H / G, n] is G, in fp64."""
     b, c = bc
     later = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool, device=total.device).triu(1)
-    fade = (total[..., :, None] - total[..., None, :]).masked_fill_(later, float("-inf")).exp_()
-    out = (c @ b.mT * fade) @ value + total.exp()[..., None] * (c @ state.mT)
-    last = total[..., -1:]
-    stored = ((last - total).exp()[..., None] * value).mT @ b
-    return out, last.exp()[..., None] * state + stored
+    apart, left = total[..., :, None] - total[..., None, :], total[..., -1:] - total
+    fade = apart.to(state.dtype).masked_fill_(later, float("-inf")).exp_()
+    kept = total.to(state.dtype).exp()[..., None]
+    out = (c @ b.mT * fade) @ value + kept * (c @ state.mT)
+    stored = (left.to(state.dtype).exp()[..., None] * value).mT @ b
+    return out, kept[..., -1:, :] * state + stored
