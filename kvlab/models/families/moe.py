@@ -83,9 +83,9 @@ def _minimax_m2(c: ConfigReader) -> ModelConfig:
 
 
 def _glm4_moe(c: ConfigReader) -> ModelConfig:
-    groups = {"num_groups": c.get("n_group") or 1, "group_members": 2, "scale": float(c.get("routed_scaling_factor"))}
-    if groups["num_groups"] > 1:
-        groups["top_groups"] = c.get("topk_group")
+    groups = {"scale": float(c.get("routed_scaling_factor"))}
+    if (c.get("n_group") or 1) > 1:
+        groups |= {"num_groups": c.get("n_group"), "top_groups": c.get("topk_group"), "group_members": 2}
     routing = {"score": "sigmoid", "correction": True, "normalise": bool(c.get("norm_topk_prob")), "floor": 1e-20}
     shared = gated_mlp(
         c, width=c.positive("moe_intermediate_size") * c.get("n_shared_experts"), prefix="shared_experts"
