@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlab.ops.attention.cpu_decode import attend_item, make_items, merge_items
 from kvlab.ops.cpu_team import claim, count_up, finish, integers, matrix, new_phases, table_at, vector
-from kvlab.ops.linear.cpu import WEIGHT_ROWS, add_block
+from kvlab.ops.linear.cpu import WEIGHT_ROWS, add_block, prepare
 from kvlab.ops.mlp.cpu import silu_mul_block
 from kvlab.ops.norm.cpu import norm_row
 from kvlab.ops.numba_support import kernel
@@ -22,7 +22,6 @@ from kvlab.ops.rope.cpu import rotate_row
 NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS = range(7)
 MLP_NORM, GATE_UP, GATE_UP_BIAS, DOWN, DOWN_BIAS = range(7, 12)
 PHASES = 5
-BLOCKS = 4  # blocks of WEIGHT_ROWS weight rows in an item: some tens of KiB, so that reads run in long lines
 
 
 @kernel(parallel=True)
@@ -94,21 +93,19 @@ def _work(weights, reals, pages, sizes, step, items, buffers, team) -> None:
 def _product(team, phase, source, weight, bias, y, add) -> None:
     """y = source @ weight.T + bias, or y += that; the source is normed first where a norm is given."""
     x, norm, eps, normed = source
-    blocks = (weight.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS
-    count = (blocks + BLOCKS - 1) // BLOCKS
+    count = (weight.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS
     done = 0
     item, turn = claim(team, phase, count, 0)
+    rows = x
     if item >= 0 and norm.shape[0]:
         for t in range(x.shape[0]):
             norm_row(x[t], norm, eps, normed[t])
+        rows = normed
+    packed = prepare(rows if item >= 0 else rows[:0])
     while item >= 0:
-        first, last = item * BLOCKS * WEIGHT_ROWS, min(weight.shape[0], (item + 1) * BLOCKS * WEIGHT_ROWS)
-        _start(y, bias, first, last, add)
-        for n in range(first, last, WEIGHT_ROWS):
-            if norm.shape[0]:
-                add_block(normed, weight, n, y)
-            else:
-                add_block(x, weight, n, y)
+        first = item * WEIGHT_ROWS
+        _start(y, bias, first, min(weight.shape[0], first + WEIGHT_ROWS), add)
+        add_block(rows, packed, weight, first, y)
         done += 1
         item, turn = claim(team, phase, count, turn)
     finish(team, phase, done, count)
@@ -128,8 +125,7 @@ def _gate_up(team, phase, source, weight, bias, gate, up) -> None:
     """gate = silu(gate part) * up part of the normed source; an item is the same rows of both halves."""
     x, norm, eps, normed = source
     width = gate.shape[1]
-    blocks = (width + WEIGHT_ROWS - 1) // WEIGHT_ROWS
-    count = (blocks + BLOCKS - 1) // BLOCKS
+    count = (width + WEIGHT_ROWS - 1) // WEIGHT_ROWS
     w_gate, w_up = weight[:width], weight[width:]
     gate_bias = bias[:width] if bias.shape[0] else bias
     up_bias = bias[width:] if bias.shape[0] else bias
@@ -138,15 +134,15 @@ def _gate_up(team, phase, source, weight, bias, gate, up) -> None:
     if item >= 0:
         for t in range(x.shape[0]):
             norm_row(x[t], norm, eps, normed[t])
+    packed = prepare(normed if item >= 0 else normed[:0])
     while item >= 0:
-        first, last = item * BLOCKS * WEIGHT_ROWS, min(width, (item + 1) * BLOCKS * WEIGHT_ROWS)
+        first = item * WEIGHT_ROWS
+        last = min(width, first + WEIGHT_ROWS)
         _start(gate, gate_bias, first, last, False)
         _start(up, up_bias, first, last, False)
-        for n in range(first, last, WEIGHT_ROWS):
-            add_block(normed, w_gate, n, gate)
-        for n in range(first, last, WEIGHT_ROWS):
-            add_block(normed, w_up, n, up)
-            silu_mul_block(gate, up, n)
+        add_block(normed, packed, w_gate, first, gate)
+        add_block(normed, packed, w_up, first, up)
+        silu_mul_block(gate, up, first)
         done += 1
         item, turn = claim(team, phase, count, turn)
     finish(team, phase, done, count)

@@ -1,7 +1,7 @@
 """linear for few rows: every weight is read once, by all cores.
 
-One row: traffic is the weights, N * K * 4 bytes. More rows: tiles of 2 rows by 4 weight rows keep 8 sums in
-registers; the 4 weight rows stay in the first-level cache while all rows pass, so that the traffic stays the same.
+One row: traffic is the weights, N * K * 4 bytes. More rows: `cpu_tile`, the same traffic as long as the packed rows
+and a block of weight rows fit the second-level cache.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import numba
 import numpy as np
 import torch
 
+from kvlab.ops.linear.cpu_tile import SUMS, add_tiles, pack
 from kvlab.ops.numba_support import kernel, launch
 
-WEIGHT_ROWS = 4  # weight rows of a tile; callers loop over blocks of this many
+WEIGHT_ROWS = SUMS  # callers loop over blocks of this many
 
 
 def linear(
@@ -22,7 +23,7 @@ def linear(
     y = torch.zeros((x.shape[0], weight.shape[0])) if residual is None else residual.clone()
     if bias is not None:
         y += bias
-    launch(add_product, x.contiguous().numpy(), weight.numpy(), y.numpy())
+    launch(add_product, x.contiguous().numpy(), weight.contiguous().numpy(), y.numpy())
     return y
 
 
@@ -33,23 +34,6 @@ def dot(a: np.ndarray, b: np.ndarray) -> np.float32:
     for k in range(a.shape[0]):
         total += a[k] * b[k]
     return total
-
-
-@kernel()
-def tile_2x4(x0, x1, w0, w1, w2, w3):
-    """The eight products of two rows with four weight rows."""
-    a = b = c = d = e = f = g = h = np.float32(0)
-    for k in range(x0.shape[0]):
-        u, v, p, q, r, s = x0[k], x1[k], w0[k], w1[k], w2[k], w3[k]
-        a += u * p
-        b += u * q
-        c += u * r
-        d += u * s
-        e += v * p
-        f += v * q
-        g += v * r
-        h += v * s
-    return a, b, c, d, e, f, g, h
 
 
 @kernel()
@@ -66,37 +50,26 @@ def tile_1x4(x0, w0, w1, w2, w3):
 
 
 @kernel()
-def add_block(x: np.ndarray, w: np.ndarray, first: int, y: np.ndarray) -> None:
-    """Adds x @ w[first : first + 4].T to those columns of y; fewer columns at the end of w."""
-    rows, last = x.shape[0], min(first + WEIGHT_ROWS, w.shape[0])
-    if rows == 1 or last - first < WEIGHT_ROWS:
-        for n in range(first, last):
-            for t in range(rows):
-                y[t, n] += dot(x[t], w[n])
+def prepare(x: np.ndarray) -> np.ndarray:
+    """What `add_block` wants beside x: its rows packed; nothing for one row."""
+    return pack(x if x.shape[0] > 1 else x[:0])
+
+
+@kernel()
+def add_block(x: np.ndarray, packed: np.ndarray, w: np.ndarray, first: int, y: np.ndarray) -> None:
+    """Adds x @ w[first : first + WEIGHT_ROWS].T to those columns of y; fewer columns at the end of w."""
+    last = min(first + WEIGHT_ROWS, w.shape[0])
+    if packed.shape[0] and last - first == WEIGHT_ROWS:
+        add_tiles(packed, w, first, y)
         return
-    n = first
-    w0, w1, w2, w3 = w[n], w[n + 1], w[n + 2], w[n + 3]
-    for t in range(0, rows - 1, 2):
-        a, b, c, d, e, f, g, h = tile_2x4(x[t], x[t + 1], w0, w1, w2, w3)
-        y[t, n] += a
-        y[t, n + 1] += b
-        y[t, n + 2] += c
-        y[t, n + 3] += d
-        y[t + 1, n] += e
-        y[t + 1, n + 1] += f
-        y[t + 1, n + 2] += g
-        y[t + 1, n + 3] += h
-    if rows % 2:
-        t = rows - 1
-        a, b, c, d = tile_1x4(x[t], w0, w1, w2, w3)
-        y[t, n] += a
-        y[t, n + 1] += b
-        y[t, n + 2] += c
-        y[t, n + 3] += d
+    for n in range(first, last):
+        for t in range(x.shape[0]):
+            y[t, n] += dot(x[t], w[n])
 
 
 @kernel(parallel=True)
 def add_product(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
     """y += x @ w.T with x [T, K], w [N, K], y [T, N]."""
+    packed = prepare(x)
     for block in numba.prange((w.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
-        add_block(x, w, block * WEIGHT_ROWS, y)
+        add_block(x, packed, w, block * WEIGHT_ROWS, y)

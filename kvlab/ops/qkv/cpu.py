@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import torch
 
-from kvlab.ops.linear.cpu import WEIGHT_ROWS, add_block
+from kvlab.ops.linear.cpu import WEIGHT_ROWS, add_block, prepare
 from kvlab.ops.norm.cpu import norm_row
 from kvlab.ops.numba_support import kernel, launch
 from kvlab.ops.qkv import QKVWeights
@@ -44,8 +44,9 @@ def _qkv(x, weight, vectors, tables, heads, eps, out) -> None:
             out[t] = bias
         else:
             out[t] = 0
+    packed = prepare(normed)
     for block in numba.prange((weight.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
-        add_block(normed, weight, block * WEIGHT_ROWS, out)
+        add_block(normed, packed, weight, block * WEIGHT_ROWS, out)
     _rotate(out, q_norm, k_norm, tables, heads, eps)
 
 
