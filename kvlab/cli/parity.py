@@ -73,7 +73,7 @@ def describe(report: Report, source: str) -> str:
     lines += [f"  {m.mode:<24} {m.error:.1e}  {'ok' if m.passed else 'FAIL'}" for m in report.modes]
     if report.mutations:
         lines += ["", "each fact changed alone; parity must fail:"]
-        lines += [f"  {m.mode:<56} {m.error:.1e}  {'NOT SEEN' if m.passed else 'seen'}" for m in report.mutations]
+        lines += [f"  {m.mode:<56} {m.error:.1e}  {'seen' if m.seen else 'NOT SEEN'}" for m in report.mutations]
     lines += ["", *(f"note: {note}" for note in report.notes)] if report.notes else []
     return "\n".join([*lines, "", "parity " + ("holds" if report.passed else "FAILS")])
 

@@ -17,8 +17,8 @@ from kvlab.plan.plan import Plan, bytes_per_token_at, make_plan
 OWN = "own"
 DEFAULTS: dict[str, Any] = {
     "model": "llama-3.1-8b", "attention": "gqa", "layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128,
-    "window": 4096, "full_every": 4, "latent_dim": 512, "rope_dim": 64, "state_dim": 128, "ratio": 128, "weight_dtype": "bf16", "kv_dtype": "bf16",
-    "context": 8192, "batch": 1, "gpu": "h100-sxm", "tp": 1, "policy": "ideal",
+    "window": 4096, "full_every": 4, "latent_dim": 512, "rope_dim": 64, "state_dim": 128, "ratio": 128,
+    "weight_dtype": "bf16", "kv_dtype": "bf16", "context": 8192, "batch": 1, "gpu": "h100-sxm", "tp": 1, "policy": "ideal",
 }  # fmt: skip
 ATTENTION = ("mha", "gqa", "mqa", "mla", "sliding", "hybrid", "recurrent", "compressed")
 RATIOS = (4, 128)

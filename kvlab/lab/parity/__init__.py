@@ -48,7 +48,7 @@ class Report:
     @property
     def unseen(self) -> tuple[str, ...]:
         """Mutations that parity did not notice."""
-        return tuple(m.mode for m in self.mutations if m.passed)
+        return tuple(m.mode for m in self.mutations if not m.seen)
 
     @property
     def passed(self) -> bool:
@@ -65,7 +65,7 @@ class Report:
             "tolerance": self.modes[0].tolerance,
             "attention_entropy_fraction": self.entropy_fraction,
             "modes": [{"mode": m.mode, "error": m.error, "passed": m.passed} for m in self.modes],
-            "mutations": [{"change": m.mode, "error": m.error, "seen": not m.passed} for m in self.mutations],
+            "mutations": [{"change": m.mode, "error": m.error, "seen": m.seen} for m in self.mutations],
             "notes": list(self.notes),
             "kept_layers": list(self.shrunk.kept_layers),
             "changes": [{"field": n, "old": a, "new": b} for n, a, b in self.shrunk.changes],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class ModeResult:
     def passed(self) -> bool:
         """Within tolerance; NaN is not."""
         return self.error <= self.tolerance
+
+    @property
+    def seen(self) -> bool:
+        """Of a mutation: a finite error outside the tolerance. NaN is no sign that the fact itself was noticed."""
+        return self.tolerance < self.error < math.inf
 
 
 def prompts(seed: int) -> list[list[int]]:

@@ -76,7 +76,8 @@ def _fill(oracle: Oracle, norm_eps: float, seed: int, sharpness: float) -> None:
             # states that remember some ten tokens: of a state with one token in it a norm leaves hardly more than signs
             tensor.copy_(0.5 * noise - 2)
         elif name.endswith("bias"):
-            tensor.copy_(noise * 0.5)
+            # a larger correction of the experts' scores would choose the same group for every token
+            tensor.copy_(noise * (0.1 if name.endswith("e_score_correction_bias") else 0.5))
         elif tensor.dim() == 1:
             tensor.copy_(sharp * (1 + 0.3 * noise))
         else:

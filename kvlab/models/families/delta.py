@@ -160,7 +160,7 @@ def kimi_experts(c: ConfigReader) -> MoEFacts:
     renormalise = c.get("moe_renormalize")
     router = {
         "score": "sigmoid", "correction": True, "num_groups": groups, "top_groups": 0 if groups == top else top,
-        "group_members": 2, "floor": 1e-20, "scale": float(c.get("routed_scaling_factor")),
+        "group_members": 1 if groups == top else 2, "floor": 1e-20, "scale": float(c.get("routed_scaling_factor")),
         "normalise": bool(c.get("norm_topk_prob") if renormalise is None else renormalise),
     }  # fmt: skip
     mixture = experts(c, **router)

@@ -85,7 +85,7 @@ def best_of_groups(c: ConfigReader) -> RouterFacts:
         num_groups=groups,
         # all groups: no group is left out
         top_groups=0 if groups == top else top,
-        group_members=2,
+        group_members=1 if groups == top else 2,
         normalise=bool(c.get("norm_topk_prob")),
         floor=1e-20,
         scale=float(c.get("routed_scaling_factor")),

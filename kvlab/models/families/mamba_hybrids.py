@@ -117,7 +117,7 @@ def _nemotron_experts(c: ConfigReader) -> MoEFacts:
         raise ValueError("mlp_bias: the engine runs experts in a narrower space without biases")
     router = RouterFacts(
         c.positive("num_experts"), c.positive("num_experts_per_tok"), score="sigmoid", correction=True,
-        num_groups=groups, top_groups=c.get("topk_group") if groups > 1 else 0, group_members=2,
+        num_groups=groups, top_groups=c.get("topk_group") if groups > 1 else 0, group_members=2 if groups > 1 else 1,
         normalise=c.flag("norm_topk_prob"), floor=1e-20, scale=float(c.get("routed_scaling_factor")),
     )  # fmt: skip
     shared = _relu2(c, c.positive("moe_shared_expert_intermediate_size"), "shared_experts")

@@ -48,7 +48,7 @@ class RouterFacts:
     correction: bool = False
     num_groups: int = 1
     top_groups: int = fact("length", 0)
-    group_members: int = 1
+    group_members: int = fact("off", 1)
     normalise: bool = fact("flip", False)
     floor: float = 0.0
     scale: float = fact("scale", 1.0)

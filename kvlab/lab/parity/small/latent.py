@@ -48,7 +48,8 @@ def small_experts(config: Mapping[str, Any]) -> Changes:
         return {}
     new: Changes = {"moe_intermediate_size": 18, "n_routed_experts": 8, "num_experts_per_tok": 3}
     if (config.get("n_group") or 1) > 1:
-        new |= {"n_group": 4, "topk_group": 2}
+        # three to a group: which groups are best must depend on how many of their members count
+        new |= {"n_group": 4, "topk_group": 2, "n_routed_experts": 12}
     return new
 
 
