@@ -103,7 +103,11 @@ def _rows(f: LinearAttentionFacts, qkv: Tensor, angles: tuple[Tensor, Tensor] | 
 
 
 def _divided(f: LinearAttentionFacts, out: Tensor) -> Tensor:
-    return out[..., :-1] / out[..., -1:] if f.normalised else out
+    """Values [..., value_dim] of what queries read; zeros of a padded row, whose sum of scores is zero."""
+    if not f.normalised:
+        return out
+    total = out[..., -1:]
+    return torch.where(total != 0, out[..., :-1] / total, 0)
 
 
 def reference(facts: LinearAttentionFacts, weights: Names, x: Tensor, whole: WholeContext) -> Tensor:
