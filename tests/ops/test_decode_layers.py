@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 
 import pytest
 import torch
@@ -110,11 +112,21 @@ def test_other_pools_of_the_same_model_are_not_mistaken_for_the_first() -> None:
     assert not torch.allclose(first, second, rtol=1e-3)
 
 
+def test_layers_do_not_keep_the_pages_of_an_engine_that_is_gone() -> None:
+    x, stack, views, batches, angles = case([20, 33], 0, [0, 0], False)
+    decode_layers(x, stack, views, batches, (angles.cos(), angles.sin()))
+    buffers = [weakref.ref(v.buffer) for v in views]
+    assert all(buffer() is not None for buffer in buffers)
+    del views
+    gc.collect()
+    assert all(buffer() is None for buffer in buffers) and stack.layers
+
+
 @pytest.mark.parametrize("change", ["rows", "chunk", "format", "widths", "fp64"])
 def test_what_the_launch_cannot_run_goes_the_other_way(change: str) -> None:
     x, stack, views, batches, _ = case([3, 4], 0, [0, 0], False)
     if change == "rows":
-        x = x.repeat(40, 1)
+        x = x.repeat(200, 1)
     if change == "chunk":
         batches = [dataclasses.replace(b, max_query_len=2) for b in batches]
     if change == "format":

@@ -6,6 +6,7 @@ every number and size of layers, and a step hands over a few arrays instead of h
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,9 +63,10 @@ def _weights(stack: LayerStack) -> tuple[np.ndarray, np.ndarray, tuple[int, int,
 def _pages(stack: LayerStack, views: Sequence[PageViews]) -> np.ndarray:
     """int64 [L, 11]: address, number of pages, values of a page, geometry; made once for the pools of an engine."""
     known, table = stack.prepared.get("pages", ((), None))
-    if len(known) != len(views) or any(a is not b for a, b in zip(known, views, strict=True)):
+    if len(known) != len(views) or any(a() is not b for a, b in zip(known, views, strict=True)):
         table = np.array([[v.buffer.data_ptr(), *v.codes.shape, *v.geometry] for v in views], np.int64)
-        stack.prepared["pages"] = (tuple(views), table)
+        # the layers outlive the engine whose pages these are, and must not keep them
+        stack.prepared["pages"] = (tuple(map(weakref.ref, views)), table)
     return table
 
 
