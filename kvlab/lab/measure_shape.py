@@ -165,7 +165,7 @@ def _sized(config: Mapping[str, Any], layers: int, width: int, work: Workload) -
         cut.pop(name, None)
     plan = make_plan(
         cut, context=work.context, kv_dtype=work.kv_dtype, policy="paged", block_size=work.block_size,
-        max_batched_tokens=work.in_flight,
+        max_batched_tokens=work.in_flight, conv_dtype=work.weight_dtype,
     )  # fmt: skip
     sequence, parameters = plan.per_gpu(), count(cut)
     element = get_format(work.weight_dtype).bits // 8

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from kvlab.lab import measure as module  # noqa: E402
 from kvlab.lab.measure import CancelledError, measure  # noqa: E402
+from kvlab.plan.explore import ATTENTION  # noqa: E402
 
 TINY = {
     "model": "own", "attention": "gqa", "layers": 3, "query_heads": 4, "kv_heads": 2, "head_dim": 16, "context": 96,
@@ -42,6 +43,16 @@ def test_measured_bytes_are_the_predicted_bytes(controls: dict, kv_bytes: int) -
     assert "exactly the predicted" in found["sentence"] and found["factors"] == {"layers": 1.0, "width": 1}
 
 
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_every_kind_of_shape_is_measured(attention: str) -> None:
+    # a page of compressed entries covers 128 tokens
+    found = measure(
+        {**TINY, "context": 160, "attention": attention, "window": 32, "full_every": 3, "latent_dim": 24, "rope_dim": 8}
+    )
+    assert found["measured"]["kv_bytes"] == found["predicted"]["kv_bytes"] > 0
+    assert found["measured"]["tokens_per_s"] > 0
+
+
 def test_the_predicted_speed_is_bytes_over_the_devices_rate() -> None:
     found = measure(TINY)
     hidden, ffn, head = 64, 224, 16
@@ -53,7 +64,7 @@ def test_the_predicted_speed_is_bytes_over_the_devices_rate() -> None:
 
 def test_what_the_engine_does_not_run_is_refused_before_anything_is_built() -> None:
     with pytest.raises(ValueError, match="the engine does not run this shape yet"):
-        measure({**TINY, "attention": "mla"})
+        measure({"model": "qwen-7b"})
     with pytest.raises(ValueError, match="nvfp4"):
         measure({**TINY, "kv_dtype": "nvfp4"})
 
