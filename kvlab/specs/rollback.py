@@ -17,7 +17,8 @@ class RollbackPolicy:
     Attributes:
         tokens: a step back of up to this many tokens is always possible; pages behind windows stay that much longer.
         checkpoint_tokens: the state is copied whenever a sequence reaches a multiple of this; 0: never.
-        checkpoint_prompt: the state is copied at the end of the prompt.
+        checkpoint_prompt: the state is copied before the prompt's last token, where another answer to it starts: that
+            token is always computed again, to pick what follows it.
         checkpoints_kept: the newest copies that stay; 0: all.
 
     Raises:
@@ -34,7 +35,7 @@ class RollbackPolicy:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)}: must be 0 or positive")
         if self.tokens and self.checkpoint_tokens and self.checkpoints_kept:
-            # a copy at the prompt's end may push out one that a step back needs
+            # the prompt's copy may push out one that a step back needs
             least = -(-self.tokens // self.checkpoint_tokens) + 1 + self.checkpoint_prompt
             if self.checkpoints_kept < least:
                 raise ValueError(
@@ -50,20 +51,20 @@ class RollbackPolicy:
     def at(self, tokens: int, prompt: int) -> bool:
         """Whether the state is copied when a sequence with `prompt` prompt tokens has `tokens`."""
         every = self.checkpoint_tokens
-        return tokens > 0 and bool((every and tokens % every == 0) or (self.checkpoint_prompt and tokens == prompt))
+        return tokens > 0 and bool((every and tokens % every == 0) or (self.checkpoint_prompt and tokens == prompt - 1))
 
     def next_after(self, tokens: int, prompt: int) -> int | None:
         """The first length above `tokens` at which the state is copied; None when there is none."""
         every = self.checkpoint_tokens
         found = [(tokens // every + 1) * every] if every else []
-        if self.checkpoint_prompt and tokens < prompt:
-            found.append(prompt)
+        if self.checkpoint_prompt and tokens < prompt - 1:
+            found.append(prompt - 1)
         return min(found, default=None)
 
     def most(self, tokens: int) -> int:
         """The most copies a sequence holds at once on its way to `tokens` tokens."""
         count = tokens // self.checkpoint_tokens if self.checkpoint_tokens else 0
-        count += self.checkpoint_prompt and tokens > 0
+        count += self.checkpoint_prompt and tokens > 1
         return min(count, self.checkpoints_kept) if self.checkpoints_kept else count
 
 

@@ -57,7 +57,7 @@ def test_kept_states_are_in_the_bytes_and_named():
     plain = sequence_bytes(model_of("states"), 61, PolicySettings("paged", 4, 6))
     kept = sequence_bytes(model_of("states"), 61, PolicySettings("paged", 4, 6, rollback=RollbackPolicy(0, 20, True)))
     state = 3 * 32 * 40 * 2
-    # after 20, 40 and 60 tokens, and at the end of the prompt
+    # after 20, 40 and 60 tokens, and one for the prompt
     assert kept.total - plain.total == kept.waste("kept_states") == 4 * state
     few = RollbackPolicy(0, 20, checkpoints_kept=2)
     assert sequence_bytes(model_of("states"), 61, PolicySettings("paged", 4, 6, rollback=few)).waste("kept_states") == (

@@ -289,6 +289,22 @@ def test_chunks_end_where_a_state_is_kept():
         step = scheduler.schedule(0.0)
         chunks += [(c.start, c.count, c.samples, c.keeps_state) for c in step.chunks]
         scheduler.update(step, [7] * len(step.sampling), 0.0)
-    # multiples of 8, and the prompt's 11 tokens; the last token of all is never computed
-    assert chunks[:3] == [(0, 8, False, True), (8, 3, True, True), (11, 1, True, False)]
-    assert [start + count for start, count, _, keeps in chunks if keeps] == [8, 11, 16]
+    # multiples of 8, and the prompt's 11 tokens but the last; the last token of all is never computed
+    assert chunks[:4] == [(0, 8, False, True), (8, 2, False, True), (10, 1, True, False), (11, 1, True, False)]
+    assert [start + count for start, count, _, keeps in chunks if keeps] == [8, 10, 16]
+
+
+def test_another_answer_to_the_same_prompt_computes_its_last_token_alone():
+    """The copy of the prompt's state serves a retry: without it every token of the prompt would be computed again."""
+    state = RecurrentState("mamba2", (StateArray("x", ((4, 1),), 1, BF16),))
+    spec = ModelSpec("tiny", "m", (LayerSpec(0, (Attention(2, 8, 8, BF16),)), LayerSpec(1, (state,))), 32, 4, 100)
+    cache = KVCacheManager(group_parts(spec, 4), [20, 9], 16, rollback=RollbackPolicy(checkpoint_prompt=True))
+    scheduler = Scheduler(cache, Limits(8, 16, 64), EventLog())
+    add(scheduler, "a", 11, 8)
+    for _ in range(5):
+        step = scheduler.schedule(0.0)
+        scheduler.update(step, [7] * len(step.sampling), 0.0)
+    restart = scheduler.truncate("a", 11, 0.0)
+    assert restart.computed == 10 and len(restart.copies) == 1
+    [chunk] = scheduler.schedule(0.0).chunks
+    assert (chunk.start, chunk.count, chunk.samples) == (10, 1, True)
