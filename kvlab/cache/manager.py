@@ -46,7 +46,8 @@ class KVCacheManager:
         rollback: what is kept for stepping back.
 
     Raises:
-        ValueError: a retention rule without a block table, or a pool too small.
+        ValueError: a retention rule without a block table, a pool too small, or steps back promised for states of
+            which no copies are made.
     """
 
     def __init__(
@@ -72,6 +73,11 @@ class KVCacheManager:
         self._cleared: dict[str, list[int]] = {}
         rules = [group.retention.rule for group in self.groups]
         self._sliding = [g for g, rule in enumerate(rules) if rule in ("window", "chunk")]
+        if "state" in rules and rollback.tokens and not rollback.checkpoint_tokens:
+            raise ValueError(
+                f"rollback: tokens {rollback.tokens} needs checkpoint_tokens, the states of group "
+                f"{self.groups[rules.index('state')].name} step back to copies alone"
+            )
         self.kept = KeptStates(self.rollback, {g: self.pools[g] for g, rule in enumerate(rules) if rule == "state"})
 
     def _pool(self, group: int) -> BlockPool | SectorPages:

@@ -127,7 +127,7 @@ def test_sectors_hand_out_and_take_back_pages_one_by_one():
 def test_random_requests_keep_every_invariant(pools, seed):
     """Growth, windows that slide, kept states, steps back and departures, checked after every one."""
     rng = random.Random(seed)
-    rollback = RollbackPolicy(rng.choice([0, 3]), rng.choice([0, 4]), rng.random() < 0.5)
+    rollback = RollbackPolicy(*rng.choice([(0, 0), (0, 4), (3, 4)]), rng.random() < 0.5)
     manager = manager_of(
         FULL, FULL, WINDOW, STATE, WINDOW, pools=pools, num_blocks=rng.randint(12, 30), rollback=rollback
     )

@@ -196,6 +196,16 @@ def test_a_promise_that_the_copies_cannot_keep_is_refused():
         RollbackPolicy(-1)
 
 
+@pytest.mark.parametrize("part", [STATE, OpenBuffer(ARRAY, ratio=4)], ids=["state", "open buffer"])
+def test_a_promise_over_states_without_copies_is_refused(part):
+    match = "rollback: tokens 5 needs checkpoint_tokens, the states of group state step back to copies alone"
+    for policy in (RollbackPolicy(5), RollbackPolicy(5, checkpoint_prompt=True)):
+        with pytest.raises(ValueError, match=match):
+            manager_of(FULL, part, rollback=policy)
+    # entries are forgotten, whatever is promised
+    manager_of(FULL, WINDOW, rollback=RollbackPolicy(5))
+
+
 PARTS = [FULL, WINDOW, SlidingWindow(2, 8, 8, BF16, window=5, sinks=2), ChunkedLocal(2, 8, 8, BF16, chunk=6),
          CompressedEntries(4, 8, BF16), OpenBuffer(ARRAY, ratio=4), STATE]  # fmt: skip
 
