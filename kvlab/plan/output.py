@@ -203,7 +203,9 @@ def assumptions(plan: Plan) -> list[str]:
     if model.max_position and plan.context > model.max_position:
         rows.append(f"the model was made for {model.max_position:,} positions; {plan.context:,} is beyond them")
     if any(p.kind == "index" for _, p in model.parts()):
-        rows.append("sparse attention is timed as if it read every entry of the cache; the indexer's own scoring is not counted")
+        rows.append(
+            "sparse attention is timed as if it read every entry of the cache; the indexer's own scoring is not counted"
+        )
     if o.policy == "paged" and o.checkpoint_tokens and plan.model.state_bytes + plan.model.buffer_bytes:
         rows.append(f"a copy of each state is kept every {o.checkpoint_tokens:,} tokens")
     if o.policy == "paged" and o.rollback_tokens:
