@@ -108,3 +108,6 @@ def test_compressed_entries_beside_windows():
     assert {f"CompressedAttention.{name} left out" for name in ("window", "rope", "compressor", "index")} <= tried
     assert {"EntryIndex.top_k - 1", "Hyper.iterations + 1", "Hyper.floor doubled", "MoE.limit + 10 %"} <= tried
     assert "model.layers.1.self_attn.sinks set to one" in tried
+    # tokens of a window that is still open, those of the window before it, and both again for the indexer
+    arrays = {f"{who}{what}_{of}" for who in ("", "index_") for what in ("open", "overlap") for of in ("kv", "gate")}
+    assert {f"{array} not carried over a chunk boundary" for array in arrays} <= tried

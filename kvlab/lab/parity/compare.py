@@ -13,7 +13,7 @@ from torch import Tensor
 from kvlab.lab.parity.paging import PagedSequences
 from kvlab.lab.parity.small.row import TESTED_TOKENS, VOCAB
 from kvlab.models.load import LoadedModel
-from kvlab.specs.parts import RecurrentState
+from kvlab.specs.parts import OpenBuffer, RecurrentState
 
 TOLERANCE = 1e-4
 # model types whose transformers implementation does not reproduce itself to 1e-4, and why
@@ -123,8 +123,11 @@ MODES: dict[str, Callable[[LoadedModel, list[list[int]]], list[Tensor]]] = {
 
 
 def forgetful(model: LoadedModel, texts: list[list[int]], wanted: Tensor) -> Iterator[ModeResult]:
-    """Chunked prefill with each state array of the model not carried from chunk to chunk: parity must fail."""
-    parts = [part for _, part in model.spec.parts() if isinstance(part, RecurrentState)]
+    """Chunked prefill with each array not carried from chunk to chunk: parity must fail.
+
+    Arrays of recurrent states, and those of open windows of tokens that wait to be compressed.
+    """
+    parts = [part for _, part in model.spec.parts() if isinstance(part, RecurrentState | OpenBuffer)]
     for name in dict.fromkeys(array.name for part in parts for array in part.arrays):
         got = chunked_prefill(model, texts, name)[0]
         yield ModeResult(f"{name} not carried over a chunk boundary", error(got, wanted), tolerance_of(model))
