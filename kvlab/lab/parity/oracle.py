@@ -44,8 +44,9 @@ class Oracle:
     def attentions(self, ids: list[int]) -> list[Tensor]:
         """Attention weights of each layer that has them, [Hq, T, T]."""
         found = getattr(self._run(ids, output_attentions=True), "attentions", None) or ()
-        # MiniMax gives the states of its linear layers here; DeepSeek-V4 has compressed entries behind the tokens
-        return [a[0] for a in found if a is not None and a.shape[-2] == len(ids) <= a.shape[-1]]
+        # MiniMax gives the states of its linear layers here, RWKV the outputs of its layers; DeepSeek-V4 has
+        # compressed entries behind the tokens
+        return [a[0] for a in found if a is not None and a.dim() == 4 and a.shape[-2] == len(ids) <= a.shape[-1]]
 
     def state(self) -> dict[str, Tensor]:
         """The weights under their checkpoint names; those that several names share once, as safetensors keeps them."""
