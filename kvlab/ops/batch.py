@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ class AttentionBatch:
         num_decodes: the first `num_decodes` sequences have exactly one token.
         query_lens, ends: new tokens and final length of each live sequence, on the host: what loops over prefill
             chunks go by. Decodes are not looped over.
+        memory: what an operation works out once for all layers of the step, under names of its own.
     """
 
     query_start_loc: torch.Tensor
@@ -40,6 +42,8 @@ class AttentionBatch:
     num_decodes: int
     query_lens: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    # not an argument, so that a batch made from another by `replace` begins with none
+    memory: dict[Any, Any] = field(init=False, default_factory=dict)
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """Rows that no sequence owns stay finite in every kind of layer: a captured step is padded to a fixed size."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import test_compressed
@@ -33,6 +34,7 @@ BUILT = {
 NAMES = [*CONFIGS, *BUILT]
 
 
+@cache
 def model_of(name):
     return (BUILT[name]() if name in BUILT else tiny(CONFIGS[name]))[0]
 

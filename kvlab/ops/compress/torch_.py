@@ -50,13 +50,23 @@ def compress(
 
 
 def _closing_rows(batch: AttentionBatch, ratio: int) -> torch.Tensor:
-    """int64 [n]: every decode's row (whether it closes a window the device knows), and those of chunks that close one."""
-    found, row = list(range(batch.num_decodes)), batch.num_decodes
-    for count, end in zip(batch.query_lens[batch.num_decodes :], batch.ends[batch.num_decodes :], strict=True):
-        start = end - count
-        found += [row + p - start for p in range(start, end) if (p + 1) % ratio == 0]
-        row += count
-    return torch.tensor(found, dtype=torch.int64, device=batch.seq_lens.device)
+    """int64 [n]: every decode's row (whether it closes a window the device knows), and those of chunks that close one.
+
+    Found once a step for all compressors of that ratio; for a step of decodes the host sends nothing.
+    """
+    key = ("closing rows", ratio)
+    if key not in batch.memory:
+        device, n = batch.seq_lens.device, batch.num_decodes
+        found, row = torch.arange(n, device=device), n
+        chunks: list[int] = []
+        for count, end in zip(batch.query_lens[n:], batch.ends[n:], strict=True):
+            start = end - count
+            chunks += [row + p - start for p in range(start, end) if (p + 1) % ratio == 0]
+            row += count
+        if chunks:
+            found = torch.cat((found, torch.tensor(chunks, dtype=torch.int64, device=device)))
+        batch.memory[key] = found
+    return batch.memory[key]
 
 
 def _inputs(
