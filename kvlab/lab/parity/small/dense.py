@@ -81,9 +81,10 @@ def _rotated_share(config: dict[str, Any]) -> float:
 def _llama3(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
     # the second wavelength is blended, shorter ones are kept and longer ones stretched
     wavelength = 2 * math.pi * rope.theta ** (2 / dim)
-    return {
-        "original_max_position_embeddings": round(wavelength * math.sqrt(rope.low_freq_factor * rope.high_freq_factor))
-    }
+    middle = wavelength * math.sqrt(rope.low_freq_factor * rope.high_freq_factor)
+    # without a band to blend in (Llama 4) it is kept, and only just
+    bandless = rope.low_freq_factor == rope.high_freq_factor
+    return {"original_max_position_embeddings": math.ceil(middle) if bandless else round(middle)}
 
 
 def _yarn(rule: Changes, rope: RopeFacts, dim: int) -> Changes:
