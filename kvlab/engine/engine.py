@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 
@@ -23,6 +24,7 @@ from kvlab.engine.runner import Runner
 from kvlab.engine.sampler import RowParams, sample
 from kvlab.engine.sizing import Sequences, blocks_for_bytes, default_kv_bytes
 from kvlab.engine.storage import KVUse, PagedStorage, with_kv_format
+from kvlab.engine.stream import Follower, Piece
 from kvlab.ops.dispatch import backend
 from kvlab.schedule import EventLog, Output, Request, SamplingParams, Scheduler, Step
 from kvlab.specs.formats import get_format
@@ -43,15 +45,6 @@ class Completion:
     text: str
     finish_reason: str
     error: str = ""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A streamed token, the text it completes, and the finish reason with the last; no token on abort and error."""
-
-    token_id: int | None
-    text: str
-    finish_reason: str | None
 
 
 class Engine:
@@ -84,6 +77,7 @@ class Engine:
         self.cache = KVCacheManager(self.layout, self.num_blocks, in_flight, self._page_order(), self.options.rollback)
         self.storage = PagedStorage(self.layout, self.num_blocks, model.decoder.device)
         self.requests: dict[str, Request] = {}
+        self._followers: WeakSet[Follower] = WeakSet()
         self._arrived, self._peak = 0, (0, 0)
         # layers are mostly alike: each distinct part is asked once
         self._parts = Counter(part for _, part in self.spec.parts())
@@ -159,27 +153,13 @@ class Engine:
         return self.follow(self.add_request(prompt, params))
 
     def follow(self, request_id: str) -> Iterator[Piece]:
-        """The tokens and text of a live request as they come, stepping the engine for all; several may be followed."""
-        return self._follow(self.requests[request_id])
+        """The tokens and text of a live request as they come, stepping the engine for all; several may be followed.
 
-    def _follow(self, request: Request) -> Iterator[Piece]:
-        tokenizer = self.model.tokenizer
-        text = None if tokenizer is None else tokenizer.stream()
-        sent = request.num_prompt
-        try:
-            while sent < len(request.tokens) or not request.finish_reason:
-                # a step of another follower may have brought tokens already
-                if sent == len(request.tokens):
-                    self.step()
-                    continue
-                token, sent = request.tokens[sent], sent + 1
-                ended = request.finish_reason in ("stop", "length") and sent == len(request.tokens)
-                piece = text.push(token) + (text.finish() if ended else "") if text else ""
-                yield Piece(token, piece, request.finish_reason if ended else None)
-            if request.finish_reason in ("abort", "error"):
-                yield Piece(None, text.finish() if text else "", request.finish_reason)
-        finally:
-            self.abort(request.request_id)
+        After `truncate` the pieces go on behind the tokens that stayed.
+        """
+        follower = Follower(self.requests[request_id], self.model.tokenizer, self.step, self.abort)
+        self._followers.add(follower)
+        return follower.pieces()
 
     def abort(self, request_id: str) -> bool:
         """Whether a live request was ended; its pages go back at once."""
@@ -198,6 +178,9 @@ class Engine:
         """
         restart = self.scheduler.truncate(request_id, tokens, time.monotonic())
         self._copy_pages(restart.copies)
+        for follower in self._followers:
+            if follower.request.request_id == request_id:
+                follower.cut(tokens)
         return restart.computed
 
     def _copy_pages(self, copies: Sequence[PageCopy]) -> None:

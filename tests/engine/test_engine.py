@@ -56,6 +56,44 @@ def test_a_stream_that_is_aborted_says_so(llama):
     assert not engine.abort(request_id)
 
 
+class Spelled:
+    """A tokenizer whose text shows each token and its left neighbour, so that a stream with lost tokens differs."""
+
+    eos_ids = ()
+
+    def stream(self):
+        return Spelled.Text()
+
+    class Text:
+        before = "-"
+
+        def push(self, token):
+            piece, self.before = f"{self.before}{token};", str(token)
+            return piece
+
+        def finish(self):
+            return "end"
+
+
+@pytest.mark.parametrize("steps_between", [0, 3])
+def test_a_stream_goes_on_after_its_request_was_cut_back(llama, steps_between):
+    """Six tokens read, four stay; others may step the engine past the old length before the reader is back."""
+    model = dataclasses.replace(llama.model(), tokenizer=Spelled())
+    engine = Engine(model, num_blocks=40, block_size=4, check=True)
+    request_id = engine.add_request(PROMPT, SamplingParams(9, ignore_eos=True))
+    stream = engine.follow(request_id)
+    pieces = [next(stream) for _ in range(6)]
+    engine.truncate(request_id, len(PROMPT) + 4)
+    for _ in range(steps_between):
+        engine.step()
+    pieces = pieces[:4] + list(stream)
+    tokens = llama.reference.tokens(PROMPT, SamplingParams(9))
+    assert [p.token_id for p in pieces] == tokens
+    spelled = "".join(f"{before}{token};" for before, token in zip(["-", *tokens], tokens, strict=False))
+    assert "".join(p.text for p in pieces) == spelled + "end"
+    assert pieces[-1].finish_reason == "length"
+
+
 def test_stop_tokens_end_a_request_and_ignore_eos_does_not_hide_them(llama):
     whole = llama.reference.tokens(PROMPT, SamplingParams(20))
     third = whole[2]
