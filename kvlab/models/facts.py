@@ -18,8 +18,9 @@ def fact(how: str, default: Any) -> Any:
     """A field whose change parity must notice.
 
     `how`: "scale" (times 1.1), "scale if set" (so, unless it is the default), "each scaled" (all items), "twice",
-    "eightfold", "length" (one more, one less, without end), "other" (one more), "off" (to its default), "flip" (the
-    other truth value), "activation" (another one), "one of a, b" (the other one), "keep" (not changed: shapes, names).
+    "eightfold", "length" (one more, one less, without end), "other" (one more), "halved or doubled" (a divisor that
+    stays one), "off" (to its default), "flip" (the other truth value), "activation" (another one), "one of a, b" (the
+    other one), "keep" (not changed: shapes, names).
     """
     return field(default=default, metadata={"mutate": how})
 

@@ -6,6 +6,8 @@ from recomputed import TEXT, assert_paged_is_recomputed, tiny
 
 from kvlab.lab.parity import compare
 from kvlab.lab.parity.paging import PagedSequences
+from kvlab.models.facts import ModelConfig
+from kvlab.models.modules.mamba2 import GatedNormFacts, Mamba2Facts
 from kvlab.models.reference import reference_forward
 
 BASE = {
@@ -94,3 +96,16 @@ def test_uses_of_a_shared_block_share_weights_and_nothing_that_is_cached():
 def test_sizes_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="9 Mamba heads of 7: must make up the inner width of 72"):
         tiny(CONFIGS["bamba"] | {"mamba_d_head": 7})
+
+
+@pytest.mark.parametrize("family", ["mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2"])
+def test_groups_that_do_not_divide_the_heads_are_refused(family):
+    """No norm runs over other stretches than the config asks for."""
+    name = {"mamba2": "n_groups", "nemotron_h": "n_groups", "zamba2": "mamba_ngroups"}.get(family, "mamba_n_groups")
+    with pytest.raises(ValueError, match=r"n_groups 5: must divide the [49] heads of Mamba-2"):
+        ModelConfig.from_hf(CONFIGS[family] | {name: 5})
+
+
+def test_a_norm_over_groups_that_do_not_divide_the_width_is_refused():
+    with pytest.raises(ValueError, match="groups 5 of the norm: must divide the inner width of 72"):
+        Mamba2Facts(9, 8, 3, 7, 4, norm=GatedNormFacts(groups=5))

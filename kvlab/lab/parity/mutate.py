@@ -80,6 +80,9 @@ def _alternatives(field: dataclasses.Field, value: Any) -> Iterator[tuple[str, A
         yield "changed", "gelu" if value == "silu" else "silu"
     elif how == "other" and value:
         yield "+ 1", value + 1
+    elif how == "halved or doubled":
+        # a divisor that stays one
+        yield "changed", value // 2 if value % 2 == 0 else 2 * value
     elif how.startswith("one of "):
         yield "changed", next(v for v in how.removeprefix("one of ").split(", ") if v != value)
 

@@ -25,7 +25,7 @@ class GatedNormFacts:
     """An RMS norm of the result over each of `groups` stretches of it, before or after the gate."""
 
     eps: float = fact("twice", 1e-5)
-    groups: int = fact("other", 1)
+    groups: int = fact("halved or doubled", 1)
     before_gate: bool = fact("flip", False)
 
 
@@ -46,6 +46,9 @@ class Mamba2Facts:
         conv_bias, bias: of the convolution, and of in_proj and out_proj.
         dt_min, dt_max: between which steps are held.
         gate_scale, x_scale, b_scale, c_scale, dt_scale: factors on what in_proj gives (Falcon-H1).
+
+    Raises:
+        ValueError: groups that do not divide the heads, or groups of the norm that do not divide the inner width.
     """
 
     num_heads: int
@@ -65,6 +68,12 @@ class Mamba2Facts:
     c_scale: float = fact("scale if set", 1.0)
     dt_scale: float = fact("scale if set", 1.0)
     prefix: str = "mamba"
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_groups:
+            raise ValueError(f"n_groups {self.num_groups}: must divide the {self.num_heads} heads of Mamba-2")
+        if self.norm is not None and self.inner % self.norm.groups:
+            raise ValueError(f"groups {self.norm.groups} of the norm: must divide the inner width of {self.inner}")
 
     @property
     def inner(self) -> int:
@@ -141,9 +150,7 @@ def _gated(f: Mamba2Facts, out: Tensor, gate: Tensor, weight: Tensor | None) -> 
     if f.norm is None or weight is None:
         return out * F.silu(gate)
     out = out if f.norm.before_gate else out * F.silu(gate)
-    # a number of groups that does not divide the width is a mutation: then the norm runs over all of it
-    groups = f.norm.groups if f.inner % f.norm.groups == 0 else 1
-    wide = out.to(torch.promote_types(out.dtype, torch.float32)).unflatten(-1, (groups, -1))
+    wide = out.to(torch.promote_types(out.dtype, torch.float32)).unflatten(-1, (f.norm.groups, -1))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + f.norm.eps)
     out = normed.flatten(-2).to(out.dtype) * weight
     return out * F.silu(gate) if f.norm.before_gate else out
