@@ -1,8 +1,14 @@
-"""One thing for all tests: other seeds for those that draw random schedules (`make fuzz`)."""
+"""For all tests: helpers, and other seeds for those that draw random schedules (`make fuzz`)."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+# tests import the helpers that several rooms share
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
