@@ -1,8 +1,8 @@
 """The runner: packs a step into one flat batch inside fixed buffers and runs the model on it.
 
 Buffers are made once, at the size of the largest step: ids, positions, slots, block tables at full width, lengths.
-A step writes into their beginnings, and the forward reads nothing back to the host, so that the same shapes at the
-same addresses could be captured as a CUDA graph. On the CPU the host's buffers are the device's.
+A step writes into their beginnings. The forward of a step of decodes reads nothing back to the host, so that the same
+shapes at the same addresses could be captured as a CUDA graph. On the CPU the host's buffers are the device's.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, inputs: Inputs) -> Tensor | None:
-        """Logits [R, vocab], None when no row is wanted; reads nothing back to the host."""
+        """Logits [R, vocab], None when no row is wanted; a step of decodes reads nothing back to the host."""
         hidden = self.decoder.hidden_states(inputs.ids, inputs.batches, self.views)
         return self.decoder.logits(hidden.index_select(0, inputs.rows)) if len(inputs.rows) else None
 

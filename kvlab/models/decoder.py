@@ -1,8 +1,9 @@
 """The decoder: one forward for every family, over a flat batch of tokens and a paged cache.
 
 A batch is T rows of tokens of any number of sequences, prefill chunks and decodes mixed; an `AttentionBatch`
-says which row belongs to which sequence and where its keys and values go. The forward reads nothing back to the
-host and tolerates padded rows (slot -1), so a step can be captured as a CUDA graph.
+says which row belongs to which sequence and where its entries go. A step of decodes reads nothing back to the host,
+whatever its layers keep, and tolerates padded rows (slot -1), so it can be captured as a CUDA graph. A step with prefill
+chunks may read back: some operations go through chunks one by one.
 
 Symbols: T rows, R rows whose logits are wanted, Hq query heads, Hkv KV heads, D head_dim.
 """
