@@ -86,6 +86,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "mamba2", "num_heads": 16, "head_dim": 64, "n_groups": 2, "state_size": 64, "expand": 2,
         "conv_kernel": 4, "chunk_size": 64, "layer_norm_epsilon": 1e-5,
     },
+    "linear": {"model_type": "kvlab_linear"},
+    "averages": {"model_type": "rwkv", "attention_hidden_size": 512, "context_length": 4096, "num_hidden_layers": 2},
+    "shared blocks": {
+        "model_type": "zamba2", "num_hidden_layers": 6, "num_key_value_heads": 8, "num_mem_blocks": 2,
+        "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid", "mamba"], "use_mem_rope": True,
+        "use_shared_attention_adapter": True, "n_mamba_heads": 16, "mamba_ngroups": 2,
+    },
+    "neighbours": {"model_type": "kvlab_cla"},
     "hybrid": EXPERTS | {
         "model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 2, "expert_layer_period": 2,
         "expert_layer_offset": 1, "num_experts": 8, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
