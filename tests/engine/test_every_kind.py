@@ -45,13 +45,22 @@ class Followed:
     def __init__(self, engine, prompt, params):
         self.engine, self.id = engine, engine.add_request(prompt, params)
         self.request, self.used = engine.requests[self.id], {}
+        # the most tokens of it that were ever computed
+        self.longest = 0
+
+    def is_promised(self, tokens):
+        """Whether the policy promises that step back: it counts from the longest that the request has been."""
+        self.longest = max(self.longest, self.request.num_computed)
+        return min(tokens - 1, self.request.num_computed) >= self.longest - self.engine.options.rollback.tokens
 
     def step_back(self, tokens, seed):
         """Tries to go on from the first `tokens` tokens with another seed; a cache that cannot says so."""
+        promised = self.is_promised(tokens)
         try:
             self.engine.truncate(self.id, tokens)
         except ValueError as refused:
             assert "no copy" in str(refused) or "gave back its pages" in str(refused)
+            assert not promised, refused
             return False
         params = self.request.params
         self.request.params = SamplingParams(params.max_tokens, 0.9, seed=seed, ignore_eos=True)
@@ -83,12 +92,14 @@ def test_random_schedules(name, seed):
     options = random_options(rng, model.model)
     engine = Engine(model.model, check=True, **options)
     live, stepped_back = {}, 0
-    for _ in range(7):
+    for arrival in range(7):
         prompt = [rng.randrange(model.vocab) for _ in range(rng.randint(1, PROMPT))]
         params = SamplingParams(rng.randint(2, OUTPUT), rng.choice([0.0, 0.8]), rng.choice([0, 5]),
                                 seed=rng.randrange(100), ignore_eos=True)  # fmt: skip
         followed = Followed(engine, prompt, params)
         live[followed.id] = followed
+        if arrival == 6:
+            break
         for _ in range(rng.randint(0, 4)):
             take(engine, live)
         running = [f for f in live.values() if f.request in engine.scheduler.running]
@@ -98,8 +109,15 @@ def test_random_schedules(name, seed):
             stepped_back += one.step_back(length, rng.randrange(100))
         if rng.random() < 0.1:
             engine.abort(rng.choice(list(live)))
+    promises = engine.options.rollback.tokens > 0
     while engine.scheduler.has_work:
         take(engine, live)
+        # the last request, at the latest, is still running when it has its first token
+        running = [f for f in live.values() if f.request in engine.scheduler.running and f.request.output]
+        if promises and not stepped_back and running:
+            one = running[-1]
+            stepped_back += one.step_back(max(one.request.num_prompt, len(one.request.tokens) - 2), rng.randrange(100))
+    assert stepped_back or not promises
     for followed in live.values():
         followed.check(model)
     assert engine.kv.held_bytes == engine.kv.used_bytes == 0
