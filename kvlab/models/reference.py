@@ -19,7 +19,7 @@ from kvlab.models.modules.base import WholeContext
 from kvlab.models.modules.norm import reference as norm_reference
 from kvlab.models.weights import Names
 
-__all__ = ["layer_heads", "reference_forward", "visible"]
+__all__ = ["attention_weights", "layer_heads", "reference_forward", "visible"]
 
 
 def reference_forward(config: ModelConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
@@ -31,6 +31,14 @@ def reference_forward(config: ModelConfig, weights: Mapping[str, Tensor], ids: T
     logits = hidden @ weights["model.embed_tokens.weight" if head.tied else "lm_head.weight"].T
     logits = (logits + weights["lm_head.bias"] if head.bias else logits) * head.scale
     return head.softcap * torch.tanh(logits / head.softcap) if head.softcap else logits
+
+
+def attention_weights(config: ModelConfig, weights: Mapping[str, Tensor], ids: Tensor) -> list[Tensor]:
+    """Weights [Hq, T, T] of each layer with attention over keys and values, for the sequence `ids` [T]."""
+    whole = WholeContext(ids, max_len=config.max_position)
+    _run(config, weights, whole, config.num_layers)
+    kept = [("attention weights", i) for i in range(config.num_layers)]
+    return [whole.memory[key] for key in kept if key in whole.memory]
 
 
 def layer_heads(

@@ -37,3 +37,13 @@ def test_logits_are_transformers_and_every_changed_fact_is_seen(family):
     assert {m.mode for m in report.mutations if not m.error > 20 * m.tolerance} <= WEAK
     assert report.passed
     assert "state not carried over a chunk boundary" in {m.mode for m in report.mutations}
+
+
+@pytest.mark.parametrize("model_type", ["kvlab_linear", "kvlab_retnet"])
+def test_native_attention_is_sharp_and_a_model_without_any_says_so(model_type):
+    shape = MINIMAX | {"model_type": model_type, "num_key_value_heads": 16, "num_hidden_layers": 3}
+    between = run_parity(shape | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]})
+    alone = run_parity(shape | {"layer_types": ["linear_attention"] * 3})
+    assert between.passed and alone.passed
+    assert 0 < between.entropy_fraction < 0.5
+    assert alone.entropy_fraction is None

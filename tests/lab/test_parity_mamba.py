@@ -120,4 +120,6 @@ def test_native_families_are_held_against_the_plain_forward_and_say_so(family):
     report = run_parity(NATIVE[family], seed=3, mutations=True)
     assert report.passed, report.to_json()
     assert report.notes == (NOTE,)
+    # scores are sharp enough for a wrong one to show
+    assert report.entropy_fraction < 0.5
     assert {m.mode for m in report.mutations} >= NOT_CARRIED

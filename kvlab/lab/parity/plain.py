@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvlab.models.facts import ModelConfig
 from kvlab.models.load import empty_model
-from kvlab.models.reference import reference_forward
+from kvlab.models.reference import attention_weights, reference_forward
 
 NATIVE = "kvlab_"
 NOTE = "no class of transformers has this type: the oracle is kvlab's plain forward without a cache, in fp64"
@@ -34,13 +34,16 @@ class PlainOracle:
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> Tensor:
         """fp32 [T, vocab] of the sequence `ids`."""
-        weights = {name: tensor.double() for name, tensor in self._weights.items()}
-        return reference_forward(self._facts, weights, torch.tensor(ids)).float()
+        return reference_forward(self._facts, self._doubled(), torch.tensor(ids)).float()
 
+    @torch.inference_mode()
     def attentions(self, ids: list[int]) -> list[Tensor]:
-        """None: the plain forward keeps no weights of attention."""
-        return []
+        """Attention weights of each layer that has them, fp64 [Hq, T, T]."""
+        return attention_weights(self._facts, self._doubled(), torch.tensor(ids))
 
     def state(self) -> dict[str, Tensor]:
         """The weights under their checkpoint names."""
         return self._weights
+
+    def _doubled(self) -> dict[str, Tensor]:
+        return {name: tensor.double() for name, tensor in self._weights.items()}

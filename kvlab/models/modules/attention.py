@@ -157,7 +157,10 @@ def reference_heads(
 
 
 def reference(facts: AttentionFacts, weights: Names, x: Tensor, whole: WholeContext) -> Tensor:
-    """Every token's query against every key it may see, in plain torch; a square of scores per head."""
+    """Every token's query against every key it may see, in plain torch; a square of scores per head.
+
+    Leaves the weights [Hq, T, T] in `whole.memory`.
+    """
     f, w = facts, weights.scope(facts.prefix)
     query, key, value = reference_heads(f, weights, x, whole)
     queries_per_kv = query.shape[1] // key.shape[1]
@@ -174,6 +177,7 @@ def reference(facts: AttentionFacts, weights: Names, x: Tensor, whole: WholeCont
         weighted = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
     else:
         weighted = scores.softmax(-1)
+    whole.memory["attention weights", whole.layer] = weighted
     seen = torch.einsum("hts,shd->thd", weighted, value).flatten(1)
     return w.linear("o_proj", seen * torch.sigmoid(w.linear("gate_proj", x)) if f.output_gate else seen)
 
