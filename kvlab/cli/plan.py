@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu", metavar="NAME", help="h100 (default), h200, b200, a100, l40s, rtx-4090, mi300x, m4-max, ...")
     add("--policy", metavar="P", help="how a sequence is counted: ideal (default), paged, vllm")
     add("--pools", metavar="P", help="how layers share memory when paged: per_kind (default), unified, sectors")
-    add("--checkpoint-tokens", metavar="N", help="keep a copy of recurrent states every N tokens when paged (default 0)")
+    add(
+        "--checkpoint-tokens", metavar="N", help="keep a copy of recurrent states every N tokens when paged (default 0)"
+    )
     add("--rollback-tokens", metavar="N", help="keep what a step back of N tokens needs when paged (default 0)")
     add("--block-size", metavar="N", help="tokens of a page (default 16)")
     add("--gpu-util", metavar="X", help="fraction of the GPU's memory to use (default 0.9)")
