@@ -32,6 +32,8 @@ SHAPES = {
     "recurrent alone": {"attention_layers": 0, "recurrent_layers": 1, "num_hidden_layers": 2},
     "one of each": {"layer_types": ["mamba2", "full_attention", "linear_attention", "sliding_attention", "gated_delta"],
                     "num_hidden_layers": 5},
+    "windows and a few full layers": {"layer_types": ["full_attention", *["sliding_attention"] * 4, "full_attention"],
+                                      "num_hidden_layers": 6},
 }  # fmt: skip
 
 

@@ -6,6 +6,8 @@
     recurrent_kind                        "mamba2", "gated_delta" or "linear_attention"
     attention_kind                        "full_attention" or "sliding_attention" (with sliding_window)
 
+With `layer_types` of sliding and full attention alone it is a model of windows with a few full layers (Goldfish's sort).
+
 `kvlab_hymba`: attention heads and Mamba heads read the same input in every layer; what each gives is normed, weighted
 and averaged. Learned meta tokens stand before every sequence. They are the last `num_meta_tokens` ids of the vocabulary
 and ordinary first positions: a caller puts `meta_ids` in front of its prompt. Nothing before them differs from one
