@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
+from recomputed import assert_paged_is_recomputed
 
-from kvlab.lab.parity import compare
 from kvlab.models.load import empty_model, from_state_dict
-from kvlab.models.reference import reference_forward
 
 TEXT = [3, 17, 4, 4, 90, 55, 21, 8, 0, 100, 33, 34, 35, 2, 1, 77, 12, 60, 9, 5, 41, 6, 7, 19, 64]
 SLIDING, CSA, HCA = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
@@ -62,12 +61,7 @@ def tiny(kind: str, **changes):
 @pytest.mark.parametrize("kind", KINDS)
 def test_paged_logits_are_those_of_the_whole_sequence_recomputed(kind, backend, monkeypatch):
     monkeypatch.setenv("KVLAB_OPS", backend)
-    model, state = tiny(kind)
-    texts = [TEXT, TEXT[4:15], TEXT[9:12]]
-    expected = [reference_forward(model.config, state, torch.tensor(text)) for text in texts]
-    for mode, run in compare.MODES.items():
-        for got, wanted in zip(run(model, texts), expected, strict=False):
-            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10, msg=lambda m, mode=mode: f"{mode}: {m}")
+    assert_paged_is_recomputed(*tiny(kind))
 
 
 def test_parts_of_a_layer():

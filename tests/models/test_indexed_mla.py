@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
+from recomputed import TEXT, assert_paged_is_recomputed
 
 from kvlab.lab.parity import compare
 from kvlab.models.facts import ModelConfig
 from kvlab.models.load import empty_model, from_state_dict
-from kvlab.models.reference import reference_forward
 
-TEXT = [3, 17, 4, 4, 90, 55, 21, 8, 0, 100, 33, 34, 35, 2, 1, 77, 12, 60, 9, 5, 41]
 KINDS = {
     "an indexer in each layer": {"model_type": "deepseek_v32"},
     "choices shared": {"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared", "full", "shared"]},
@@ -55,12 +54,7 @@ def tiny(kind: str, **changes):
 @pytest.mark.parametrize("kind", KINDS)
 def test_paged_logits_are_those_of_the_whole_sequence_recomputed(kind, backend, monkeypatch):
     monkeypatch.setenv("KVLAB_OPS", backend)
-    model, state = tiny(kind)
-    texts = [TEXT, TEXT[4:15], TEXT[9:12]]
-    expected = [reference_forward(model.config, state, torch.tensor(text)) for text in texts]
-    for mode, run in compare.MODES.items():
-        for got, wanted in zip(run(model, texts), expected, strict=False):
-            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10, msg=mode)
+    assert_paged_is_recomputed(*tiny(kind))
 
 
 def test_choosing_everything_is_plain_latent_attention():

@@ -4,13 +4,11 @@ import math
 
 import pytest
 import torch
+from recomputed import assert_paged_is_recomputed
 
-from kvlab.lab.parity import compare
 from kvlab.models.facts import ModelConfig
 from kvlab.models.load import empty_model, from_state_dict
-from kvlab.models.reference import reference_forward
 
-TEXT = [3, 17, 4, 4, 90, 55, 21, 8, 0, 100, 33, 34, 35, 2, 1, 77, 12, 60, 9, 5, 41]
 YARN = {"rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 12, "mscale_all_dim": 0.7}}
 KINDS = {
     "queries from the stream": {"model_type": "deepseek_v2", "q_lora_rank": None},
@@ -55,12 +53,7 @@ def tiny(kind: str, dtype: str = "fp64"):
 @pytest.mark.parametrize("kind", KINDS)
 def test_paged_logits_are_those_of_the_whole_sequence_recomputed(kind, backend, monkeypatch):
     monkeypatch.setenv("KVLAB_OPS", backend)
-    model, state = tiny(kind)
-    texts = [TEXT, TEXT[4:15], TEXT[9:12]]
-    expected = [reference_forward(model.config, state, torch.tensor(text)) for text in texts]
-    for mode, run in compare.MODES.items():
-        for got, wanted in zip(run(model, texts), expected, strict=False):
-            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10, msg=mode)
+    assert_paged_is_recomputed(*tiny(kind))
 
 
 def test_a_layer_keeps_latents_and_rotary_keys_and_nothing_per_head():
