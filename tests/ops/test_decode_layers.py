@@ -1,4 +1,4 @@
-"""A run of layers in one launch against the small operations: the same bits, in the stream and in the pages."""
+"""A run of layers in one launch against the small operations: equal to 1e-5, in the stream and in the pages."""
 
 from __future__ import annotations
 
