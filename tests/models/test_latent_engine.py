@@ -6,6 +6,7 @@ import test_indexed_mla
 import test_mla
 import torch
 from host_reads import NoHostReads
+from recomputed import TEXT
 
 from kvlab.engine import Engine, SamplingParams
 from kvlab.models.reference import reference_forward
@@ -22,13 +23,13 @@ def engine_of(name: str, **options):
     module, kind, block_size = MODELS[name]
     model, state = module.tiny(kind)
     options = {"num_blocks": 40, "max_num_seqs": 3, "max_batched_tokens": 7, "max_model_len": 60} | options
-    return Engine(model, block_size=block_size, kv_dtype="fp64", **options), model, state, module.TEXT
+    return Engine(model, block_size=block_size, kv_dtype="fp64", **options), model, state
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_batched_and_chunked_tokens_are_those_of_whole_sequences(name):
-    engine, model, state, text = engine_of(name)
-    prompts = [text[:9], text[5:8], text[3:16]]
+    engine, model, state = engine_of(name)
+    prompts = [TEXT[:9], TEXT[5:8], TEXT[3:16]]
     got = engine.generate(prompts, SamplingParams(max_tokens=8, temperature=0.0))
     for prompt, completion in zip(prompts, got, strict=True):
         ids = list(prompt)
@@ -41,8 +42,8 @@ def test_batched_and_chunked_tokens_are_those_of_whole_sequences(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_of_decodes_reads_nothing_back(name, monkeypatch):
     monkeypatch.setenv("KVLAB_OPS", "torch")
-    engine, _, _, text = engine_of(name, max_batched_tokens=60)
-    for prompt in (text[:9], text[5:8], text[3:16]):
+    engine, _, _ = engine_of(name, max_batched_tokens=60)
+    for prompt in (TEXT[:9], TEXT[5:8], TEXT[3:16]):
         engine.add_request(prompt, SamplingParams(max_tokens=20))
     engine.step()
     engine.step()
