@@ -90,8 +90,8 @@ class Engine:
             self._poison()
         log.info("%s", self.describe())
 
-    def add_request(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> str:
-        """The id of the request, which waits from now on.
+    def add_request(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **fields) -> str:
+        """The id of the request, which waits from now on; `fields` are those of `Request`: priority, salt, adapter.
 
         Raises:
             ValueError: an empty or too long prompt, a token id the model does not have, a request that can never
@@ -100,8 +100,9 @@ class Engine:
         params = params or SamplingParams()
         request_id = str(self._arrived)
         self._arrived += 1
-        request = Request(request_id, self._token_ids(prompt), params, self._eos_ids())
-        self.scheduler.add(request, time.monotonic())
+        now = time.monotonic()
+        request = Request(request_id, self._token_ids(prompt), params, self._eos_ids(), arrival=now, **fields)
+        self.scheduler.add(request, now)
         self.requests[request_id] = request
         return request_id
 

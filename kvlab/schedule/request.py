@@ -57,7 +57,18 @@ class Request:
 
     Invariant: 0 <= num_computed < len(tokens) while it is alive; the last token is known but not in the cache.
 
+    Args:
+        fields: any of priority, salt, adapter, media and arrival, by name.
+
+    Raises:
+        ValueError: a field of another name.
+
     Attributes:
+        priority: lower runs first where the policy looks at priorities.
+        salt: of the tenant; requests of different salts share no cached page.
+        adapter: name and digest of the adapter that runs on top of the model; "" is the model itself.
+        media: digests of what is not text; part of what makes two prefixes equal.
+        arrival: when it was asked for, in the seconds that the scheduler's `now` counts.
         tokens: prompt and output, 32-bit ids in one array.
         num_prompt: how many of them are the prompt.
         num_computed: tokens whose keys and values are in the cache.
@@ -67,7 +78,7 @@ class Request:
     """
 
     def __init__(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, stop_ids: Iterable[int] = ()
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, stop_ids: Iterable[int] = (), **fields
     ) -> None:
         self.request_id = request_id
         self.tokens: array[int] = array("i", prompt)
@@ -78,6 +89,13 @@ class Request:
         self.max_total = self.num_prompt + params.max_tokens
         self.finish_reason: str | None = None
         self.error = ""
+        self.priority: int = fields.pop("priority", 0)
+        self.salt: str = fields.pop("salt", "")
+        self.adapter: str = fields.pop("adapter", "")
+        self.media: tuple[str, ...] = tuple(fields.pop("media", ()))
+        self.arrival: float = fields.pop("arrival", 0.0)
+        if fields:
+            raise ValueError(f"{min(fields)}: a request has no field of that name")
 
     @property
     def output(self) -> list[int]:
