@@ -2,7 +2,7 @@
 
 Numba reuses a cached kernel while the file of that kernel is unchanged, and does not look at the files it
 calls into. The cache folder is therefore named by a hash of every file that kernels are made of: the `cpu*.py` of
-`kvlab.ops`, all of `kvlab.quant`, and this one.
+`kvlab.ops`, the `rows*.py` and `numba*.py` of `kvlab.quant`, and this one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def cache_dir() -> str:
     root = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    for path in sorted([Path(__file__), *here.rglob("cpu*.py"), *(here.parent / "quant").rglob("*.py")]):
+    quant = here.parent / "quant"
+    for path in sorted([Path(__file__), *here.rglob("cpu*.py"), *quant.glob("rows*.py"), *quant.glob("numba*.py")]):
         digest.update(path.read_bytes())
     folder = Path(root) / "kvlab" / f"numba-{digest.hexdigest()[:12]}"
     try:
