@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlab.cache.check import check_invariants
+from kvlab.cache.drafts import Drafts
 from kvlab.cache.kept import KeptStates, PageCopy
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
 from kvlab.cache.sectors import SectorPages
@@ -79,6 +80,7 @@ class KVCacheManager:
                 f"{self.groups[rules.index('state')].name} step back to copies alone"
             )
         self.kept = KeptStates(self.rollback, {g: self.pools[g] for g, rule in enumerate(rules) if rule == "state"})
+        self.drafts = Drafts(self)
 
     def _pool(self, group: int) -> BlockPool | SectorPages:
         units = self.unit_pools[self.layout.pool_of(group)]
@@ -159,7 +161,7 @@ class KVCacheManager:
 
     def free(self, request_id: str) -> int:
         """Pages given back by forgetting the request; 0 when it holds none."""
-        given_back = self.kept.drop_after(request_id)
+        given_back = self.kept.drop_after(request_id) + self.drafts.drop(request_id)
         for pool, table in zip(self.pools, self.tables.pop(request_id, ()), strict=False):
             pool.free(table)
             given_back += len(table) - table.count(NULL_BLOCK)

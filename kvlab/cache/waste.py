@@ -61,7 +61,8 @@ def pool_use(manager: KVCacheManager) -> PoolUse:
                     found["padding"] += cost - rows * row
                 else:
                     found["reserve"] += cost
-        found["kept_states"] += cost * sum(kept == g for kept, _ in manager.kept.pages())
+        copies = (*manager.kept.pages(), *manager.drafts.pages())
+        found["kept_states"] += cost * sum(kept == g for kept, _ in copies)
         found["remainder"] += cost * pool.num_open
     for units, size in zip(manager.unit_pools, layout.unit_bytes, strict=True):
         found["free"] += size * units.num_free

@@ -2,6 +2,17 @@
 
 from kvlab.schedule.events import Event, EventLog
 from kvlab.schedule.request import Request, SamplingParams
-from kvlab.schedule.scheduler import Chunk, Limits, Output, Scheduler, Step
+from kvlab.schedule.scheduler import Chunk, Limits, Output, Scheduler, Step, Verified
 
-__all__ = ["Chunk", "Event", "EventLog", "Limits", "Output", "Request", "SamplingParams", "Scheduler", "Step"]
+__all__ = [
+    "Chunk",
+    "Event",
+    "EventLog",
+    "Limits",
+    "Output",
+    "Request",
+    "SamplingParams",
+    "Scheduler",
+    "Step",
+    "Verified",
+]

@@ -15,6 +15,8 @@ KINDS = {
     "preempt": "a running request lost its pages and waits again; tokens: computed work thrown away, pages: given back",
     "rollback": "a request was cut back to an earlier length; tokens: computed work taken back",
     "release": "pages behind a window went back; pages: how many",
+    "draft": "a request was given slots for drafted tokens; tokens: how many",
+    "accept": "a request's drafts were verified; tokens: how many of them were right",
     "token": "a request got a token; tokens: its id",
     "finish": "a request ended; tokens: its length, pages: given back",
 }

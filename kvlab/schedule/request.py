@@ -73,6 +73,7 @@ class Request:
         num_prompt: how many of them are the prompt.
         num_computed: tokens whose keys and values are in the cache.
         max_total: length at which it ends; the scheduler clamps it to the model's length.
+        drafts: tokens that may follow, proposed for the next step; never part of `tokens` before they are verified.
         finish_reason: one of `FINISH_REASONS` once it has ended, else None.
         error: why, when the finish reason is "error".
     """
@@ -87,6 +88,7 @@ class Request:
         self.stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else stop_ids)
         self.num_computed = 0
         self.max_total = self.num_prompt + params.max_tokens
+        self.drafts: tuple[int, ...] = ()
         self.finish_reason: str | None = None
         self.error = ""
         self.priority: int = fields.pop("priority", 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.cache import KVCacheManager, Restart
 from kvlab.schedule.events import Event, EventLog
@@ -42,9 +42,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` tokens of a request from position `start` on.
+    """`count` tokens of a request from position `start` on, the last ones of them `drafts`.
 
-    `samples`: its last row picks the next token. `keeps_state`: a copy of the state after it is to be kept.
+    `samples`: its last row picks the next token, and so does the row before each draft. `keeps_state`: a copy of the
+    state after it is to be kept.
     """
 
     request: Request
@@ -52,6 +53,7 @@ class Chunk:
     count: int
     samples: bool
     keeps_state: bool = False
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,15 @@ class Step:
     def sampling(self) -> list[Chunk]:
         """The chunks whose request gets a token, in the order of the batch."""
         return [chunk for chunk in self.chunks if chunk.samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a chunk with drafts came to: the drafts that were right and the token picked after them (None: its logits
+    were not finite), and how many tokens of the request now count as computed."""
+
+    tokens: tuple[int | None, ...]
+    computed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +169,20 @@ class Scheduler:
             self._emit(now, "admit", request, tokens=request.num_missing)
             chunks.append(self._chunk(now, request, count, keeps))
             budget -= count
+        # drafts cost no request its own tokens or pages: they come last
+        for i, chunk in enumerate(chunks):
+            if chunk.request.drafts and chunk.samples and not chunk.keeps_state:
+                chunks[i] = self._with_drafts(now, chunk, budget)
+                budget -= len(chunks[i].drafts)
         chunks.sort(key=lambda chunk: chunk.count != 1)
         assert chunks or not self.has_work, "requests are alive, none was given a token"
         return Step(self.step_number, tuple(chunks))
 
-    def update(self, step: Step, sampled: Sequence[int | None], now: float) -> list[Output]:
+    def update(self, step: Step, sampled: Sequence[int | Verified | None], now: float) -> list[Output]:
         """What the requests of `step` got.
 
-        `sampled` holds, for each chunk that samples, a token, or None when its logits are not finite.
+        `sampled` holds, for each chunk that samples, a token, or None when its logits are not finite; for a chunk with
+        drafts what was verified of it.
         """
         outputs = []
         tokens = iter(sampled)
@@ -174,11 +191,17 @@ class Scheduler:
             request = chunk.request
             if request.finish_reason:
                 continue
-            request.num_computed = chunk.start + chunk.count
+            # without drafts every token is certain
+            verified = token if isinstance(token, Verified) else Verified((token,), chunk.start + chunk.count)
+            if chunk.drafts:
+                self._emit(now, "accept", request, f"of {len(chunk.drafts)}", len(verified.tokens) - 1)
+            request.num_computed = verified.computed
             if pages := self.cache.advance(request.request_id, request.num_computed):
                 self._emit(now, "release", request, "behind every window", pages=pages)
-            if chunk.samples:
+            for token in verified.tokens if chunk.samples else ():
                 outputs.append(self._take(request, token, now))
+                if request.finish_reason:
+                    break
         return outputs
 
     def abort(self, request_id: str, now: float) -> bool:
@@ -238,6 +261,21 @@ class Scheduler:
         left = request.num_missing - count
         self._emit(now, "chunk", request, f"{left} tokens left" if left else "", tokens=count)
         return Chunk(request, request.num_computed, count, not left, keeps_state)
+
+    def _with_drafts(self, now: float, chunk: Chunk, room: int) -> Chunk:
+        """`chunk` with the request's drafts that fit the step's room, the request's length and the free pages."""
+        request, known = chunk.request, len(chunk.request.tokens)
+        # one more token is picked behind the last draft
+        room = min(room, request.max_total - 1 - known)
+        keep = self.cache.rollback.next_after(known, request.num_prompt) if self.cache.keeps_states else None
+        if keep is not None:
+            # the state that is to be kept must have seen no draft
+            room = min(room, keep - 1 - known)
+        drafts = request.drafts[: max(0, room)]
+        if not drafts or not self.cache.drafts.allocate(request.request_id, known, len(drafts)):
+            return chunk
+        self._emit(now, "draft", request, tokens=len(drafts))
+        return replace(chunk, count=chunk.count + len(drafts), drafts=drafts)
 
     def _may_admit(self, now: float) -> bool:
         request = self.waiting[0]

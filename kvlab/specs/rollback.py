@@ -20,6 +20,7 @@ class RollbackPolicy:
         checkpoint_prompt: the state is copied before the prompt's last token, where another answer to it starts: that
             token is always computed again, to pick what follows it.
         checkpoints_kept: the newest copies that stay; 0: all.
+        before_drafts: the state is copied before drafted tokens are computed, for the length of a step.
 
     Raises:
         ValueError: a negative number, or fewer copies than `tokens` needs.
@@ -29,6 +30,7 @@ class RollbackPolicy:
     checkpoint_tokens: int = 0
     checkpoint_prompt: bool = False
     checkpoints_kept: int = 0
+    before_drafts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tokens", "checkpoint_tokens", "checkpoints_kept"):
@@ -65,7 +67,7 @@ class RollbackPolicy:
         """The most copies a sequence holds at once on its way to `tokens` tokens."""
         count = tokens // self.checkpoint_tokens if self.checkpoint_tokens else 0
         count += self.checkpoint_prompt and tokens > 1
-        return min(count, self.checkpoints_kept) if self.checkpoints_kept else count
+        return (min(count, self.checkpoints_kept) if self.checkpoints_kept else count) + self.before_drafts
 
 
 NOTHING_KEPT = RollbackPolicy()
