@@ -1,6 +1,8 @@
 // The explorer: settings on the left, what they cost on the right. Every number comes from Python
 // (kvlab.plan.explore, in the kernel or in the page's worker); this file only asks and draws.
 
+import { backend, keepKeys, node, replace } from "./parts.mjs";
+
 const GIB = 2 ** 30;
 const PARTS = [
   ["weights", "Weights"],
@@ -41,50 +43,6 @@ const rate = (n) => (n >= 100 ? whole(n) : n.toLocaleString("en-US", { maximumSi
 function tokens(n) {
   if (n % 2 ** 20 === 0) return `${n / 2 ** 20}M`;
   return n % 1024 === 0 ? `${n / 1024}k` : String(n);
-}
-
-// ---- small DOM helpers --------------------------------------------------------------------------------------------
-
-function node(tag, attributes = {}, ...children) {
-  const svg = ["svg", "rect", "text", "line", "path", "defs", "pattern", "g", "title", "circle"].includes(tag);
-  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes))
-    if (value === true) element.setAttribute(key, "");
-    else if (value !== false && value != null) element.setAttribute(key, value);
-  element.append(...children.filter((child) => child != null));
-  return element;
-}
-
-function replace(place, ...children) {
-  place.replaceChildren(...children.filter((child) => child != null));
-}
-
-// ---- talking to Python --------------------------------------------------------------------------------------------
-
-function backend(model) {
-  // compute(params) -> Promise<state>; the same messages reach a kernel or the page's worker.
-  const waiting = new Map();
-  const others = new Set();
-  let next = 1;
-  const receive = (message) => {
-    if (message.kind !== "reply") return others.forEach((listener) => listener(message));
-    const entry = waiting.get(message.id);
-    waiting.delete(message.id);
-    if (!entry) return undefined;
-    return message.ok ? entry.resolve(message.state) : entry.reject(new Error(message.error));
-  };
-  model.on("msg:custom", receive);
-  return {
-    compute: (params) =>
-      new Promise((resolve, reject) => {
-        const id = next++;
-        waiting.set(id, { resolve, reject });
-        model.send({ kind: "compute", id, params });
-      }),
-    tell: (message) => model.send(message),
-    listen: (listener) => others.add(listener),
-    close: () => model.off("msg:custom", receive),
-  };
 }
 
 // ---- controls -----------------------------------------------------------------------------------------------------
@@ -392,11 +350,9 @@ function render({ model, el }) {
   draw(model.get("state"));
   el.append(root);
   el.dataset.busy = "false";
-  // JupyterLab listens on the document and would take the arrow keys of sliders for its own shortcuts
-  const keep = (event) => root.contains(event.target) && event.stopPropagation();
-  if (model.get("backend") === "kernel") window.addEventListener("keydown", keep, true);
+  const release = keepKeys(model, root);
   return () => {
-    window.removeEventListener("keydown", keep, true);
+    release();
     clearTimeout(timer);
     talk.close();
   };

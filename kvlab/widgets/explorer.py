@@ -14,7 +14,7 @@ from kvlab.plan.policies import POLICIES
 from kvlab.specs import catalogue
 from kvlab.specs.formats import FORMATS
 from kvlab.specs.units import gib
-from kvlab.widgets.kernel import FOLDER, LiveWidget
+from kvlab.widgets.kernel import FOLDER, LiveWidget, front_end
 from kvlab.widgets.live import table_html
 
 QUALITY_RESULT = "quality_kv_formats"
@@ -79,7 +79,7 @@ class Explorer(LiveWidget):
     Settings are the controls of `kvlab.plan.explore.explorer_state`; `state` always holds its answer to `params`.
     """
 
-    _esm = FOLDER / "explorer.mjs"
+    _esm = front_end("explorer")
     _css = FOLDER / "explorer.css"
     measuring = traitlets.Bool(False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ import traitlets
 from kvlab.widgets.live import answer, live_html
 
 FOLDER = Path(__file__).parent
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./parts\.mjs";\n', re.M)
+
+
+def front_end(name: str) -> str:
+    """The module `<name>.mjs` as one text: a notebook cannot resolve its import of `parts.mjs`, a page can."""
+    shared = (FOLDER / "parts.mjs").read_text(encoding="utf-8").replace("export function", "function")
+    return _IMPORT.sub(lambda _: shared, (FOLDER / f"{name}.mjs").read_text(encoding="utf-8"))
 
 
 class LiveWidget(anywidget.AnyWidget):

@@ -1,0 +1,48 @@
+// What the front ends share: building elements, and asking Python.
+
+export function node(tag, attributes = {}, ...children) {
+  const svg = ["svg", "rect", "text", "line", "path", "defs", "pattern", "g", "title", "circle"].includes(tag);
+  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes))
+    if (value === true) element.setAttribute(key, "");
+    else if (value !== false && value != null) element.setAttribute(key, value);
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+export function replace(place, ...children) {
+  place.replaceChildren(...children.filter((child) => child != null));
+}
+
+export function backend(model) {
+  // compute(params) -> Promise<state>; the same messages reach a kernel or the page's worker.
+  const waiting = new Map();
+  const others = new Set();
+  let next = 1;
+  const receive = (message) => {
+    if (message.kind !== "reply") return others.forEach((listener) => listener(message));
+    const entry = waiting.get(message.id);
+    waiting.delete(message.id);
+    if (!entry) return undefined;
+    return message.ok ? entry.resolve(message.state) : entry.reject(new Error(message.error));
+  };
+  model.on("msg:custom", receive);
+  return {
+    compute: (params) =>
+      new Promise((resolve, reject) => {
+        const id = next++;
+        waiting.set(id, { resolve, reject });
+        model.send({ kind: "compute", id, params });
+      }),
+    tell: (message) => model.send(message),
+    listen: (listener) => others.add(listener),
+    close: () => model.off("msg:custom", receive),
+  };
+}
+
+export function keepKeys(model, root) {
+  // JupyterLab listens on the document and would take the arrow keys of sliders for its own shortcuts
+  const keep = (event) => root.contains(event.target) && event.stopPropagation();
+  if (model.get("backend") === "kernel") window.addEventListener("keydown", keep, true);
+  return () => window.removeEventListener("keydown", keep, true);
+}
