@@ -48,3 +48,60 @@ def test_transformers_does_not_speculate_by_default_and_has_learned_sparse_atten
     from transformers.models.deepseek_v32 import modeling_deepseek_v32
 
     assert inspect.isclass(modeling_deepseek_v32.DeepseekV32Indexer)
+
+
+def rounding_error(torch, kind: str, x):
+    """Root of the mean squared relative error of a round trip through an 8-bit float."""
+    back = x.to(getattr(torch, kind)).float()
+    return float(((back - x) / x).square().mean().sqrt())
+
+
+def test_e4m3_rounds_twice_as_finely_as_e5m2_and_reaches_less_far() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    x = x[x.abs() > 2**-6]  # where both formats are normal
+    fine, coarse = (rounding_error(torch, kind, x) for kind in ("float8_e4m3fn", "float8_e5m2"))
+    assert 1.9 < coarse / fine < 2.1
+    assert (torch.finfo(torch.float8_e4m3fn).max, torch.finfo(torch.float8_e5m2).max) == (448, 57344)
+
+
+def test_the_snippets_six_values_in_four_bits() -> None:
+    torch = pytest.importorskip("torch")
+    values = torch.tensor([-1.0, -0.55, -0.1, 0.25, 0.6, 1.0], dtype=torch.float64)
+    codes = (values / (values.abs().max() / 7)).round()
+    assert codes.tolist() == [-7, -4, -1, 2, 4, 7]
+    assert (codes / 7).round(decimals=3).tolist() == [-1.0, -0.571, -0.143, 0.286, 0.571, 1.0]
+    assert (len(values) * 16, len(values) * 4) == (96, 24)
+
+
+def test_an_extreme_value_costs_its_row_the_precision_of_the_others() -> None:
+    torch = pytest.importorskip("torch")
+    from kvlab.quant import get_codec
+
+    codec = get_codec("int8")
+    row = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+    extreme = row.clone()
+    extreme[0, 5] = 100.0
+    errors = [(codec.decode(*codec.encode(x)) - x)[:, 6:].abs().mean() for x in (row, extreme)]
+    assert errors[1] > 20 * errors[0]
+
+
+def test_the_error_of_a_score_does_not_depend_on_its_position() -> None:
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(0)
+    keys, query = torch.randn(8192, 64, generator=generator), torch.randn(64, generator=generator)
+    scale = keys.abs().amax(-1, keepdim=True) / 7
+    error = ((keys / scale).round() * scale - keys) @ query
+    early, late = error[:4096].std(), error[4096:].std()
+    assert abs(early / late - 1) < 0.1
+
+
+def test_pages_of_two_that_left_serve_one_that_is_longer_than_either() -> None:
+    from kvlab.cache.pool import BlockPool
+
+    pool = BlockPool(7)
+    first, stays, second = pool.allocate(2), pool.allocate(2), pool.allocate(2)
+    pool.free(first)
+    pool.free(second)
+    longer = pool.allocate(4)
+    assert sorted(longer) == sorted(first + second) and not set(longer) & set(stays)

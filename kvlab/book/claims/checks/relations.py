@@ -29,6 +29,24 @@ def saved(of: Check, to: Check) -> Value:
 
 
 @check
+def excess(of: Check, to: Check) -> Value:
+    """The share by which one check's number is larger than another's."""
+    top, bottom = run(of), run(to)
+    number = top.number / bottom.number - 1
+    shown = f"{100 * number:,.1f}" if number >= 0.001 else f"{100 * number:,.2g}"
+    return Value(number, f"{top.short} is {shown} % more than {bottom.short}")
+
+
+@check
+def share(of: Check, to: Check) -> Value:
+    """One check's number as a share of another's."""
+    top, bottom = run(of), run(to)
+    number = top.number / bottom.number
+    shown = f"{100 * number:,.1f}" if number >= 0.001 else f"{100 * number:,.2g}"
+    return Value(number, f"{top.short} is {shown} % of {bottom.short}", brief=f"{shown} %")
+
+
+@check
 def remainder(of: Check, less: list[Check]) -> Value:
     """Bytes of one check without those of others."""
     whole, taken = run(of), [run(row) for row in less]
