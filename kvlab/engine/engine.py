@@ -86,6 +86,8 @@ class Engine:
         views = self.storage.views(self.spec)
         decoder = model.decoder.for_length(self.limits.max_model_len)
         self.runner = Runner(decoder, self.cache, views, self.limits, self.options.pad_to)
+        speculation = self.options.speculation
+        self.speculator = None if speculation is None else speculation.attach(self)
         if self.options.check:
             self._poison()
         log.info("%s", self.describe())
@@ -110,16 +112,24 @@ class Engine:
         """The tokens that requests got in one step; an empty list when there is nothing to do, or only a prefill."""
         if not self.scheduler.has_work:
             return []
+        drafting = self.speculator
+        if drafting:
+            drafting.propose(self.scheduler.running)
         step = self.scheduler.schedule(time.monotonic())
-        tokens = self.runner.run(step, lambda logits: sample(logits, self._row_params(step, logits)))
+        if drafting:
+            drafting.begin(step)
+        tokens = self.runner.run(step, lambda logits: self._pick(step, logits))
         for chunk in step.chunks:
             if chunk.keeps_state:
-                self._copy_pages(self.cache.copies_for(chunk.request.request_id, chunk.start + chunk.count))
+                self.copy_pages(self.cache.copies_for(chunk.request.request_id, chunk.start + chunk.count))
         self._note_peak(step)
-        outputs = self.scheduler.update(step, [None if t < 0 else t for t in tokens], time.monotonic())
+        picked = drafting.settle(step, tokens) if drafting else [None if t < 0 else t for t in tokens]
+        outputs = self.scheduler.update(step, picked, time.monotonic())
         for output in outputs:
             if output.finish_reason:
                 del self.requests[output.request_id]
+        if drafting:
+            drafting.retain(r.request_id for r in self.scheduler.running)
         if self.options.check:
             self.cache.check_invariants()
         return outputs
@@ -178,13 +188,14 @@ class Engine:
                 that far. Nothing has changed then.
         """
         restart = self.scheduler.truncate(request_id, tokens, time.monotonic())
-        self._copy_pages(restart.copies)
+        self.copy_pages(restart.copies)
         for follower in self._followers:
             if follower.request.request_id == request_id:
                 follower.cut(tokens)
         return restart.computed
 
-    def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copies pages as the cache manager asks for it."""
         for group, source, destination in copies:
             self.storage.copy(group, source, destination)
 
@@ -252,7 +263,7 @@ class Engine:
         if isinstance(prompt, str):
             if self.model.tokenizer is None:
                 raise ValueError("prompt: the model has no tokenizer, give token ids")
-            return list(self.model.tokenizer.encode(prompt))
+            return self._led(list(self.model.tokenizer.encode(prompt)))
         try:
             ids = [operator.index(token) for token in prompt]
         except TypeError as error:
@@ -260,16 +271,25 @@ class Engine:
         vocab = self.model.config.vocab_size
         if bad := [token for token in ids if not 0 <= token < vocab]:
             raise ValueError(f"prompt: token id {bad[0]} must be at least 0 and below the vocabulary's {vocab}")
-        return ids
+        return self._led(ids)
+
+    def _led(self, ids: list[int]) -> list[int]:
+        """`ids` behind the model's meta tokens; nothing stays nothing."""
+        return [*self.model.config.meta_ids, *ids] if ids else ids
 
     def _eos_ids(self) -> tuple[int, ...]:
         tokenizer = self.model.tokenizer
         return self.model.config.eos_token_ids + (() if tokenizer is None else tokenizer.eos_ids)
 
-    def _row_params(self, step: Step, logits: torch.Tensor) -> RowParams:
+    def _pick(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
+        if self.speculator:
+            return self.speculator.pick(step, logits)
         requests = [chunk.request for chunk in step.sampling]
-        seeds = [self._seed(r) for r in requests]
-        return RowParams.of([r.params for r in requests], seeds, [len(r.tokens) for r in requests], logits)
+        return sample(logits, self.row_params(requests, [len(r.tokens) for r in requests], logits))
+
+    def row_params(self, requests: Sequence[Request], positions: Sequence[int], logits: torch.Tensor) -> RowParams:
+        """How to pick tokens of `requests` at `positions` from the rows of `logits` [R, vocab]."""
+        return RowParams.of([r.params for r in requests], [self._seed(r) for r in requests], positions, logits)
 
     def _seed(self, request: Request) -> int:
         own = request.params.seed

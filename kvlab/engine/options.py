@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from kvlab.engine.speculation import Speculation
 from kvlab.schedule import Limits
 from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
 
@@ -29,6 +30,7 @@ class EngineOptions:
         pad_to: rows of a step are padded to multiples of this.
         page_seed: shuffles the order in which pages are handed out at first; for tests and experiments.
         log_events: events that the log keeps.
+        speculation: how tokens are drafted (`kvlab.speculate.SpeculationOptions`); None: not at all.
     """
 
     kv_dtype: str | None = None
@@ -46,6 +48,7 @@ class EngineOptions:
     pad_to: int = 1
     page_seed: int | None = None
     log_events: int = 4096
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if self.pad_to < 1:

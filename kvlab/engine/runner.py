@@ -84,7 +84,8 @@ class Runner:
         def fixed(*shape: int, dtype: torch.dtype = torch.int64) -> FixedBuffer:
             return FixedBuffer(shape, dtype, device)
 
-        self.ids, self.positions, self.rows = fixed(tokens), fixed(tokens), fixed(seqs)
+        # with drafts more rows than sequences are wanted
+        self.ids, self.positions, self.rows = fixed(tokens), fixed(tokens), fixed(max(tokens, seqs))
         self.query_start_loc = fixed(seqs + 1, dtype=torch.int32)
         self.seq_lens = fixed(seqs, dtype=torch.int32)
         self.slots = [fixed(tokens) for _ in cache.groups]
@@ -92,12 +93,14 @@ class Runner:
         # as wide as the positions of the longest sequence; a state's table has one entry
         widths = [1 if g.retention.rule == "state" else cdiv(longest, g.block_size) for g in cache.groups]
         self.tables = [fixed(seqs, width, dtype=torch.int32) for width in widths]
+        # what left the last layer in the last step [T, hidden], for those who draft from it
+        self.keeps_hidden, self.hidden = False, None
         self._fence = UploadFence(device) if device.type == "cuda" else None
         # entries of each table row that the last step wrote
         self._written = [np.zeros(seqs, dtype=np.int64) for _ in cache.groups]
 
     def run(self, step: Step, pick: Callable[[Tensor], Tensor]) -> list[int]:
-        """The tokens that `pick` takes from the step's logits [R, vocab], one per sampling chunk."""
+        """The tokens that `pick` takes from the step's logits [R, vocab]: one per sampling chunk and one per draft."""
         logits = self.forward(self.fill(step))
         return [] if logits is None else pick(logits).tolist()
 
@@ -105,6 +108,8 @@ class Runner:
     def forward(self, inputs: Inputs) -> Tensor | None:
         """Logits [R, vocab], None when no row is wanted; a step of decodes reads nothing back to the host."""
         hidden = self.decoder.hidden_states(inputs.ids, inputs.batches, self.views)
+        if self.keeps_hidden:
+            self.hidden = hidden
         return self.decoder.logits(hidden.index_select(0, inputs.rows)) if len(inputs.rows) else None
 
     def fill(self, step: Step) -> Inputs:
@@ -114,15 +119,18 @@ class Runner:
         row, wanted = 0, 0
         for i, chunk in enumerate(step.chunks):
             stop, end = row + chunk.count, chunk.start + chunk.count
-            self.ids.array[row:stop] = chunk.request.tokens[chunk.start : end]
+            known = stop - len(chunk.drafts)
+            self.ids.array[row:known] = chunk.request.tokens[chunk.start : end - len(chunk.drafts)]
+            self.ids.array[known:stop] = chunk.drafts
             self.positions.array[row:stop] = np.arange(chunk.start, end)
             self.query_start_loc.array[i] = row
             self.seq_lens.array[i] = end
             self._fill_pages(i, row, chunk.request.request_id, chunk.start, end)
             row = stop
             if chunk.samples:
-                self.rows.array[wanted] = row - 1
-                wanted += 1
+                # what follows the last known token, and what follows each draft
+                self.rows.array[wanted : wanted + stop - known + 1] = np.arange(known - 1, stop)
+                wanted += stop - known + 1
         self._fill_padding(row, len(step.chunks))
         return self._inputs(step, wanted)
 

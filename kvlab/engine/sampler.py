@@ -62,22 +62,31 @@ def sample(logits: Tensor, rows: RowParams) -> Tensor:
     # a NaN anywhere in a row is its maximum
     largest, token = logits.max(dim=-1)
     if not rows.greedy:
-        token = torch.where(rows.temperature > 0, _draw(logits, rows), token)
+        drawn = draw(probabilities(logits, rows), uniform(rows.seed, rows.position))
+        token = torch.where(rows.temperature > 0, drawn, token)
     return torch.where(torch.isfinite(largest), token, -1)
 
 
-def _draw(logits: Tensor, rows: RowParams) -> Tensor:
-    """A token of each row by inverting the cumulated probabilities, in float64, at the row's random number.
+def probabilities(logits: Tensor, rows: RowParams) -> Tensor:
+    """What `sample` draws a row's token from: float64 [R, vocab], after temperature, top_k and top_p.
 
-    Probabilities are cumulated in the order of the vocabulary, filtered or not: a row must not draw another token
-    because a row beside it has a top_k.
+    A greedy row gets the distribution of a temperature close to 0, from which nothing is drawn.
     """
     scaled = logits.double() / rows.temperature.double().clamp(min=1e-5)[:, None]
     if rows.filtered:
         scaled = scaled.masked_fill(_cut(scaled, rows), float("-inf"))
-    cumulated = scaled.softmax(dim=-1).cumsum(dim=-1)
-    threshold = uniform(rows.seed, rows.position)[:, None] * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, threshold, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]
+    return scaled.softmax(dim=-1)
+
+
+def draw(weights: Tensor, numbers: Tensor) -> Tensor:
+    """A token of each row of `weights` float64 [R, vocab] by inverting their cumulated sum at `numbers` [R] in [0, 1).
+
+    Weights are cumulated in the order of the vocabulary, filtered or not: a row must not draw another token because a
+    row beside it has a top_k.
+    """
+    cumulated = weights.cumsum(dim=-1)
+    threshold = numbers[:, None] * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, threshold, right=True).clamp(max=weights.shape[-1] - 1)[:, 0]
 
 
 def _cut(scaled: Tensor, rows: RowParams) -> Tensor:
@@ -92,12 +101,16 @@ def _cut(scaled: Tensor, rows: RowParams) -> Tensor:
     return torch.zeros_like(beyond_k).scatter(1, order, beyond_k | beyond_p)
 
 
-def uniform(seed: Tensor, position: Tensor) -> Tensor:
-    """float64 in [0, 1), one per row, a function of (seed, position) alone; int64 in, the same on every device.
+def uniform(seed: Tensor, position: Tensor, stream: int = 0) -> Tensor:
+    """float64 in [0, 1), one per row, a function of (seed, position, stream) alone; int64 in, the same on every device.
 
-    Two rounds of splitmix64's finalizer: the seed, then its hash and the position.
+    Two rounds of splitmix64's finalizer: the seed, then its hash and the position. Stream 0 picks tokens; drafting and
+    verifying have streams of their own, so that what they decide is independent of what is picked.
     """
-    bits = _mix(_mix(seed) + position * _signed(0x9E3779B97F4A7C15))
+    hashed = _mix(seed)
+    if stream:
+        hashed = _mix(hashed ^ _signed(stream * 0xD1B54A32D192ED03 % 2**64))
+    bits = _mix(hashed + position * _signed(0x9E3779B97F4A7C15))
     return ((bits >> 11) & (2**53 - 1)).double() / 2**53
 
 

@@ -238,6 +238,7 @@ class ModelConfig:
         layers: one record per layer; usually `LayerFacts`, or the record of a layer with a mechanism of its own.
         max_position: longest sequence the model was made for, in tokens.
         eos_token_ids: tokens that end a text.
+        meta_ids: learned tokens that stand before every prompt; the engine puts them there.
         extra: facts shared by all layers of a family with a mechanism of its own, else None.
     """
 
@@ -249,6 +250,7 @@ class ModelConfig:
     embedding: EmbeddingFacts = EmbeddingFacts()
     head: HeadFacts = HeadFacts()
     eos_token_ids: tuple[int, ...] = ()
+    meta_ids: tuple[int, ...] = ()
     extra: Any = None
 
     @property
