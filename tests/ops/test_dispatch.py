@@ -31,8 +31,30 @@ def test_without_numba_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLAB_OPS", "cuda")
-    with pytest.raises(ValueError, match="KVLAB_OPS 'cuda': must be one of reference, torch, cpu"):
+    with pytest.raises(ValueError, match="KVLAB_OPS 'cuda': must be one of reference, torch, cpu, triton"):
         dispatch.backend(torch.ones(1))
+
+
+def test_triton_runs_where_an_operation_has_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnDevice:
+        device, dtype = torch.device("cuda"), torch.bfloat16
+
+    monkeypatch.delenv("KVLAB_OPS", raising=False)
+    assert dispatch.backend(OnDevice(), triton=True) == ("triton" if dispatch.has_triton() else "torch")
+    assert dispatch.backend(OnDevice()) == "torch"
+    monkeypatch.setattr(dispatch, "has_triton", lambda: False)
+    assert dispatch.backend(OnDevice(), triton=True) == "torch"
+
+
+def test_triton_on_the_cpu_needs_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLAB_OPS", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="KVLAB_OPS 'triton': on the CPU needs TRITON_INTERPRET=1"):
+        dispatch.backend(torch.ones(1), triton=True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert dispatch.backend(torch.ones(1), triton=True) == "triton"
+    assert dispatch.backend(torch.ones(1)) == "torch"
+    assert dispatch.backend(torch.ones(1, dtype=torch.float64), triton=True) == "reference"
 
 
 @pytest.mark.skipif(not numba_support.available(), reason="Numba is not installed")

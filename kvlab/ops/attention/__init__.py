@@ -47,9 +47,16 @@ def paged_attention(
     rules = Rules(scale, window, softcap, chunk, sinks, alibi)
     _check(query, views, rules)
     if out is None:
-        out = query.new_empty((*query.shape[:2], views.v.shape[3]))
-    name = backend(query)
-    if name == "reference":
+        out = query.new_empty((*query.shape[:2], views.value_dim))
+    name = backend(query, triton=True)
+    if name == "cpu" and not views.in_place:
+        name = "torch"
+    if name == "triton":
+        from kvlab.ops.attention import triton_
+
+        kernels = triton_ if triton_.supports(query, views) else torch_
+        kernels.paged_attention(query, views, batch, rules, out)
+    elif name == "reference":
         reference.paged_attention(query, views, batch, rules, out)
     elif name == "torch":
         torch_.paged_attention(query, views, batch, rules, out)

@@ -17,8 +17,15 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, views: PageViews, slot_mapp
         views: the layer's pages.
         slot_mapping: int64 [T], page * block_size + offset; a row with -1 writes nothing. Slots differ.
     """
-    name = backend(key)
-    if name == "reference":
+    name = backend(key, triton=True)
+    if name == "cpu" and not views.in_place:
+        name = "torch"
+    if name == "triton":
+        from kvlab.ops.write_kv import triton_
+
+        kernels = triton_ if triton_.supports(key, views) else torch_
+        kernels.write_kv(key, value, views, slot_mapping)
+    elif name == "reference":
         reference.write_kv(key, value, views, slot_mapping)
     elif name == "torch":
         torch_.write_kv(key, value, views, slot_mapping)

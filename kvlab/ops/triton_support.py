@@ -1,0 +1,86 @@
+"""What all Triton kernels share: how one is launched, and what a launch says about itself when nothing runs.
+
+Import this module (and with it triton) only where a kernel is used. `TRITON_INTERPRET=1` has to be set before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+LOG2E = 1.4426950408889634  # kernels sum powers of two: exp(x) = exp2(x * LOG2E)
+
+TYPE_NAMES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8", torch.uint8: "u8",
+    torch.int32: "i32", torch.int64: "i64", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One launch of a kernel, not yet made.
+
+    Attributes:
+        kernel: the function under `@triton.jit`.
+        grid: programs along each axis.
+        args: run-time arguments by parameter name: tensors, integers, floats; None where the kernel has no use for one.
+        meta: compile-time arguments by parameter name.
+        num_warps, num_stages: threads of a program in warps; loads in flight in its loop.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: dict[str, Any]
+    meta: dict[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def run(self) -> None:
+        """Runs it; a grid without programs is no launch."""
+        if all(self.grid):
+            self.kernel[self.grid](**self.args, **self.meta, num_warps=self.num_warps, num_stages=self.num_stages)
+
+    def signature(self) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list]]:
+        """(types, constants, attributes) with which a real launch of these arguments compiles the kernel.
+
+        A tensor begins at a multiple of 16 bytes, as allocators give it and `kvlab.specs.layout` places segments; an
+        integer that is a multiple of 16 is known as one, and 1 is a constant.
+        """
+        types, constants, facts = {}, {}, {}
+        for i, name in enumerate(self.kernel.arg_names):
+            value = self.args.get(name, self.meta.get(name))
+            if name in self.meta or value is None or (type(value) is int and value == 1):
+                types[name], constants[name] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                types[name] = f"*{TYPE_NAMES[value.dtype]}"
+                facts[(i,)] = [["tt.divisibility", 16]]
+            elif isinstance(value, float):
+                types[name] = "fp32"
+            else:
+                types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+                if value % 16 == 0:
+                    facts[(i,)] = [["tt.divisibility", 16]]
+        return types, constants, facts
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def native_fp8(device: torch.device) -> bool:
+    """Whether kernels may convert fp8 e4m3 by an instruction: from compute capability 8.9 on.
+
+    The interpreter may; elsewhere (sm_80, AMD's gfx942 with its other e4m3) the bits are moved into place.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return device.type == "cpu"
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def power_of_2(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `n` and `least`: what a block of a kernel spans."""
+    return max(least, triton.next_power_of_2(n))
