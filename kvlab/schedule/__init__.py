@@ -1,8 +1,10 @@
 """Who computes which tokens in which step: request, scheduler, events. Standard library only, no clock inside."""
 
 from kvlab.schedule.events import Event, EventLog
+from kvlab.schedule.policy import SchedulingPolicy, SwapCosts
 from kvlab.schedule.request import Request, SamplingParams
-from kvlab.schedule.scheduler import Chunk, Limits, Output, Scheduler, Step, Verified
+from kvlab.schedule.scheduler import Scheduler
+from kvlab.schedule.step import Chunk, Limits, Output, Step, Verified
 
 __all__ = [
     "Chunk",
@@ -13,6 +15,8 @@ __all__ = [
     "Request",
     "SamplingParams",
     "Scheduler",
+    "SchedulingPolicy",
     "Step",
+    "SwapCosts",
     "Verified",
 ]

@@ -69,6 +69,8 @@ class Request:
         adapter: name and digest of the adapter that runs on top of the model; "" is the model itself.
         media: digests of what is not text; part of what makes two prefixes equal.
         arrival: when it was asked for, in the seconds that the scheduler's `now` counts.
+        number: the how-manieth to arrive at its scheduler.
+        preemptions: how often it has lost its pages.
         tokens: prompt and output, 32-bit ids in one array.
         num_prompt: how many of them are the prompt.
         num_computed: tokens whose keys and values are in the cache.
@@ -96,6 +98,7 @@ class Request:
         self.adapter: str = fields.pop("adapter", "")
         self.media: tuple[str, ...] = tuple(fields.pop("media", ()))
         self.arrival: float = fields.pop("arrival", 0.0)
+        self.number = self.preemptions = 0
         if fields:
             raise ValueError(f"{min(fields)}: a request has no field of that name")
 
