@@ -4,8 +4,8 @@ import pytest
 import torch
 from recomputed import TEXT, assert_paged_is_recomputed, tiny
 
+from kvlab.engine import Engine, SamplingParams
 from kvlab.lab.parity.paging import PagedSequences
-from kvlab.models.families.hybrids import meta_ids
 from kvlab.models.reference import reference_forward
 
 CONFIG = {
@@ -39,16 +39,27 @@ def test_each_layer_keeps_keys_and_a_state():
 
 def test_meta_tokens_are_the_last_ids_and_move_every_logit():
     model, state = tiny(CONFIG)
-    meta = meta_ids(CONFIG)
+    meta = list(model.config.meta_ids)
     assert meta == [101, 102, 103, 104, 105]
     bare, led = (reference_forward(model.config, state, torch.tensor(ids)) for ids in (TEXT, meta + TEXT))
     assert ((led[len(meta) :] - bare).abs().amax(-1) > 1e-3).all()
 
 
+def test_the_engine_puts_meta_tokens_before_every_prompt():
+    model, state = tiny(CONFIG)
+    engine = Engine(model, kv_dtype="fp64", block_size=4, num_blocks=20, max_model_len=60, check=True)
+    (got,) = engine.generate([TEXT], SamplingParams(max_tokens=6))
+    ids = [*model.config.meta_ids, *TEXT]
+    for _ in range(6):
+        ids.append(int(reference_forward(model.config, state, torch.tensor(ids))[-1].argmax()))
+    assert got.token_ids == ids[-6:]
+    assert engine.generate([[]])[0].finish_reason == "error"
+
+
 def test_what_meta_tokens_leave_in_the_cache_is_the_same_for_every_sequence():
     """Keys, values and the state after them: a prefix that all requests share."""
     model, _ = tiny(CONFIG)
-    meta = meta_ids(CONFIG)
+    meta = list(model.config.meta_ids)
     cache = PagedSequences(model, 2, len(meta) + len(TEXT), block_size=len(meta))
     cache.step({0: meta + TEXT, 1: meta})
     attention, recurrent = (cache._views[1][part] for part in (0, 1))

@@ -10,14 +10,13 @@ With `layer_types` of sliding and full attention alone it is a model of windows 
 
 `kvlab_hymba`: attention heads and Mamba heads read the same input in every layer; what each gives is normed, weighted
 and averaged. Learned meta tokens stand before every sequence. They are the last `num_meta_tokens` ids of the vocabulary
-and ordinary first positions: a caller puts `meta_ids` in front of its prompt. Nothing before them differs from one
+and ordinary first positions, which the engine puts in front of every prompt. Nothing before them differs from one
 sequence to the next, so their pages and the state behind them are a prefix that all sequences can share. Source: Hymba
 (arXiv 2411.13676), sections 2.1 and 2.3; its windows and shared layers are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from kvlab.models.facts import Branch, LayerFacts, ModelConfig
@@ -57,8 +56,9 @@ def hymba(c: ConfigReader) -> ModelConfig:
     Raises:
         ValueError: as many meta tokens as ids, or more.
     """
-    if not 0 <= c.get("num_meta_tokens") < c.positive("vocab_size"):
-        raise ValueError(f"num_meta_tokens {c.get('num_meta_tokens')}: must be less than vocab_size")
+    size, count = c.positive("vocab_size"), c.get("num_meta_tokens")
+    if not 0 <= count < size:
+        raise ValueError(f"num_meta_tokens {count}: must be less than vocab_size")
     norm, mlp = rms(c), gated_mlp(c)
     names = ("attention_output_norm", "mamba_output_norm")
     mixers = (attention(c, rope=c.rope()), mamba1(c, norm))
@@ -66,13 +66,7 @@ def hymba(c: ConfigReader) -> ModelConfig:
         Branch(m, norm, post_norm=norm, post_norm_name=n, scale=0.5) for m, n in zip(mixers, names, strict=True)
     )
     layer = LayerFacts((heads, (Branch(mlp, norm, "post_attention_layernorm"),)))
-    return model(c, [layer] * c.num_layers)
-
-
-def meta_ids(config: Mapping[str, Any]) -> list[int]:
-    """The ids that stand before every prompt of a model with meta tokens: the last ones of its vocabulary."""
-    size = config["vocab_size"]
-    return list(range(size - config.get("num_meta_tokens", 0), size))
+    return model(c, [layer] * c.num_layers, meta_ids=tuple(range(size - count, size)))
 
 
 _DEFAULTS: dict[str, Any] = {
