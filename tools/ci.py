@@ -64,10 +64,9 @@ def unit_job() -> list[list[str]]:
 
 def browser_job() -> list[list[str]]:
     """The built pages, and JupyterLab, in a real browser."""
-    explorer = pytest(
-        "browser-explorer", "tests/book/test_explorer_page.py", workers=1
-    )  # brings its own browser and server
-    return [[PY, "tools/browser.py"], explorer, pytest("browser", "tests/book/pages", workers=1)]
+    # these bring their own browser and server
+    live = pytest("browser-live", *map(str, sorted((ROOT / "tests" / "book").glob("test_*_page.py"))), workers=1)
+    return [[PY, "tools/browser.py"], live, pytest("browser", "tests/book/pages", workers=1)]
 
 
 JOBS = (

@@ -3,7 +3,7 @@
 Each step is seen twice: "taken", when pages are handed out and the forward is about to run, and "done", when its tokens
 are certain. A snapshot is a copy, so going back to one is exact. Its fields:
 
-    step, phase          which step, and "start", "taken" or "done"
+    step, phase          which step, and "start", "taken", "done", or "end" for what came after the last step
     events               [kind, request id, sentence] of every event since the snapshot before
     chunks               [request id, first position, count, whether it samples, slots of group 0] of the step
     waiting, running     request ids in their order
@@ -42,6 +42,11 @@ class Recorder:
         self._seen: dict[str, Request] = {}
         self.stop = scheduler.events.subscribe(self._events.append)
         self.take("start", None)
+
+    @property
+    def untold(self) -> int:
+        """Events that no snapshot has yet: a refusal or an abort after the last step."""
+        return len(self._events)
 
     def take(self, phase: str, step: Step | None) -> None:
         """Adds a snapshot of now, unless the record is full."""
@@ -102,6 +107,8 @@ def recording(scheduler: Scheduler, most: int = 600) -> Iterator[Recorder]:
         yield recorder
     finally:
         del scheduler.schedule, scheduler.update  # the class's own are there again
+        if recorder.untold:
+            recorder.take("end", None)
         recorder.stop()
 
 

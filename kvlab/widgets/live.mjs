@@ -163,7 +163,7 @@ export async function mount(element, root) {
   const folded = document.createElement("details");
   folded.className = "kvlab-live-folded";
   const summary = document.createElement("summary");
-  summary.textContent = "The same as a table, for a few settings";
+  summary.textContent = payload.data.folded ?? "The same as a table, for a few settings";
   folded.append(summary, fallback);
   element.prepend(place, statusBar(python));
   element.append(folded);

@@ -15,7 +15,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-WIDGETS: dict[str, str] = {"explorer": "kvlab.plan.explore:explorer_state"}
+WIDGETS: dict[str, str] = {
+    "explorer": "kvlab.plan.explore:explorer_state",
+    "step_through": "kvlab.schedule.story:story_state",
+}
 """name -> "module:function" of each live widget's compute function; later chapters add theirs here."""
 
 

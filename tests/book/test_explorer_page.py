@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
 import re
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("anywidget", reason="anywidget is not installed")
 
-from kvlab.cli.doctor import find_browser  # noqa: E402
-from kvlab.widgets import Explorer  # noqa: E402
+from live_page import PAGE, LivePage, assets, chromium, served
+
+from kvlab.cli.doctor import find_browser
+from kvlab.widgets import Explorer
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-import assets  # noqa: E402
 
 pytestmark = [
     pytest.mark.book,
     pytest.mark.skipif(not (assets.MODULES / "pyodide").is_dir(), reason="pyodide is not installed (make build)"),
     pytest.mark.skipif(not find_browser(), reason="no Chromium here"),
 ]
-
-PAGE = """<!doctype html><html lang="en" data-theme="light" data-content_root="../"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1"><title>Explorer</title>
-<style>body {{ font-family: sans-serif; margin: 8px; background: #fff; color: #111 }}
-html[data-theme=dark] body {{ background: #121212; color: #eee }}</style></head>
-<body><main class="bd-content"><h1>Explorer</h1>
-<div class="cell_output"><div class="text_html">{mount}</div></div></main>
-</body></html>"""
 
 CHANGES = (
     ("model", "gemma-3-27b"),
@@ -75,58 +64,20 @@ CHANGES = (
 """Every control at least once, in an order in which each has an effect."""
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_args: object) -> None:
-        """Nothing."""
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a page in a sub-folder of a served site that has what a built book has."""
-    root = tmp_path_factory.mktemp("site") / "deep" / "book"
-    (root / "chapters").mkdir(parents=True)
-    (root / "chapters" / "page.html").write_text(PAGE.format(mount=Explorer().static_html()), encoding="utf-8")
-    for step in (assets.copy_pyodide, assets.zip_kvlab, assets.copy_widgets):
-        step(root / "_static")
-    handler = functools.partial(_Quiet, directory=str(root.parents[1]))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/deep/book/chapters/page.html"
-    server.shutdown()
+    with served(tmp_path_factory.mktemp("site"), Explorer().static_html()) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    with playwright.sync_playwright() as play:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        running = play.chromium.launch(executable_path=find_browser(), args=flags)
+def browser() -> Iterator[object]:
+    with chromium() as running:
         yield running
-        running.close()
 
 
-class Page:
-    """An open page with everything it asked for and complained about."""
-
-    def __init__(self, browser: playwright.Browser, url: str, **context: object) -> None:
-        self.context = browser.new_context(**context)
-        self.page = self.context.new_page()
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.context.route(
-            lambda u: not u.startswith(("http://127.0.0.1", "file:", "blob:", "data:")), lambda r: r.abort()
-        )
-        self.page.goto(url)
-
-    def mounted(self) -> Page:
-        self.page.wait_for_selector("[data-mounted=true]")
-        return self
-
-    def settle(self) -> None:
-        """Waits until the widget shows the answer to its settings."""
-        self.page.wait_for_function("document.querySelector('[data-busy]').dataset.busy === 'false'", timeout=60_000)
+class Page(LivePage):
+    """A page with the explorer."""
 
     def change(self, name: str, value: object) -> None:
         control = self.page.locator(f"form.kvx-controls [name={name}]")
@@ -281,32 +232,13 @@ def test_the_keyboard_alone_reaches_and_moves_every_kind_of_control(site: str, b
     page.context.close()
 
 
-def contrast(page: playwright.Page, selector: str) -> float:
-    """WCAG contrast of the text of `selector` against the first opaque background behind it."""
-    return page.locator(selector).first.evaluate("""element => {
-        const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-        const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-            .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-            .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-        const style = getComputedStyle(element);
-        const text = light(parse(element.namespaceURI.endsWith("svg") ? style.fill : style.color));
-        let at = element, back = [255, 255, 255];
-        for (; at; at = at.parentElement) {
-            const c = parse(getComputedStyle(at).backgroundColor);
-            if (c.length < 4 || c[3] > 0) { back = c; break; }
-        }
-        const b = light(back);
-        return (Math.max(text, b) + 0.05) / (Math.min(text, b) + 0.05);
-    }""")
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_can_be_read_in_both_themes(site: str, browser, theme: str) -> None:
     page = Page(browser, site).mounted()
     page.page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
     for selector in (".kvx-summary", ".kvx label > span", ".kvx legend", ".kvx select", ".kvx-cards dt", ".kvx-note",
                      ".kvx-command", ".kvx-scale span", ".kvx-keys b", ".kvx output"):  # fmt: skip
-        assert contrast(page.page, selector) >= 4.5, f"{selector} in {theme}"
+        assert page.contrast(selector) >= 4.5, f"{selector} in {theme}"
     page.context.close()
 
 

@@ -67,6 +67,7 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_run():
     events = state["snapshots"][1]["events"]
     assert events[0][:2] == ["refuse", "A"] and "pool has 3" in events[0][2]
     assert state["counts"]["finish"] == 1
+    assert [s["phase"] for s in story_state({"pages": 1})["snapshots"]] == ["start", "end"]
 
 
 def test_a_late_arrival_is_not_waited_for_when_nobody_runs():
