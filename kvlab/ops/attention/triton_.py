@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import triton.language as tl
 
+from kvlab.ops.attention import torch_
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.attention.triton_decode import paged_decode
 from kvlab.ops.attention.triton_merge import merge_launch
+from kvlab.ops.attention.triton_packed import paged_decode_packed
 from kvlab.ops.attention.triton_prefill import paged_prefill
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.triton_support import Launch, native_fp8, power_of_2
 from kvlab.ops.views import PageViews
 
 SPLIT = 512  # tokens of a split: its partial result is then under 2% of what it reads
-FORMATS = ("fp32", "bf16", "fp16", "fp8_e4m3", "int8")
 
-
-def supports(query: torch.Tensor, views: PageViews) -> bool:
-    """Whether the kernels know the types; the rest is `torch_`'s."""
-    return query.dtype in (torch.float32, torch.bfloat16, torch.float16) and views.format in FORMATS
-
-
-def paged_attention(
-    query: torch.Tensor, views: PageViews, batch: AttentionBatch, rules: Rules, out: torch.Tensor
-) -> None:
-    """See `kvlab.ops.attention.paged_attention`; writes to `out`. Reads nothing back to the host."""
-    decodes = batch.num_decodes
-    if decodes < batch.num_tokens:
-        out[decodes:] = 0
-    if decodes:
-        for launch in decode_launches(query[:decodes], views, batch, rules, out[:decodes]):
-            launch.run()
-    if decodes < batch.num_seqs:
-        prefill_launch(query, views, batch, rules, out).run()
+# numbers per row of formats with a code per value: 0 none, 1 a factor, 2 a step and a smallest value
+WHOLE = {"fp32": 0, "bf16": 0, "fp16": 0, "fp8_e4m3": 0, "fp8_e5m2": 0, "fp8_e4m3_row": 1, "fp8_e5m2_row": 1,
+         "int8": 1, "int8_asym": 2}  # fmt: skip
+# 4-bit formats: (kind of the scales, values that share one; 0: the row)
+PACKED = {"int4": ("int4", 0), "int4_sym": ("int4", 0), "int4_had": ("int4", 0), "int4_g32": ("step", 32),
+          "nvfp4": ("e4m3", 16), "mxfp4": ("e8m0", 32)}  # fmt: skip
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,30 +42,69 @@ class Tree:
     sizes: torch.Tensor
 
 
-def prefill_launch(
-    query: torch.Tensor,
-    views: PageViews,
-    batch: AttentionBatch,
-    rules: Rules,
-    out: torch.Tensor,
-    tree: Tree | None = None,
-) -> Launch:
-    """The launch that attends the batch's chunks, all sequences after its decodes, into rows of `out` [T, Hq, Dv]."""
-    kv_heads, first = views.k.shape[1], batch.num_decodes
-    meta = decode_meta(query, views, rules)
-    group = meta["GROUP"]
-    wide = max(query.shape[2], out.shape[2]) > 128
-    block_m = power_of_2(group, 64 if wide else 128)
-    meta |= {"BLOCK_M": block_m, "BLOCK_Q": block_m // group}
-    del meta["BLOCK_H"]
-    args = page_args(query, views, batch, rules) | {
-        "p_start": batch.query_start_loc, "p_position": batch.positions, "p_tree": tree.seen if tree else None,
-        "p_tree_len": tree.sizes if tree else None, "p_out": out, "first_seq": first, "num_seqs": batch.num_seqs,
-        "s_out_row": out.stride(0), "s_out_head": out.stride(1),
-    }  # fmt: skip
-    # each sequence may end in a block that is not full
-    blocks = (query.shape[0] - first) // meta["BLOCK_Q"] + batch.num_seqs - first
-    return Launch(paged_prefill, (blocks, kv_heads), args, meta, num_warps=4 if wide else 8)
+def supports(query: torch.Tensor, views: PageViews) -> bool:
+    """Whether the kernels know the types and widths; the rest is `torch_`'s."""
+    if query.dtype not in TYPES:
+        return False
+    if views.format not in PACKED:
+        return views.format in WHOLE
+    shared, half = PACKED[views.format][1], views.key_dim // 2
+    whole = views.key_dim == views.value_dim and views.key_dim % 2 == 0
+    return whole and (not shared or (half % shared == 0 and half == power_of_2(half)))
+
+
+def paged_attention(
+    query: torch.Tensor, views: PageViews, batch: AttentionBatch, rules: Rules, out: torch.Tensor
+) -> None:
+    """See `kvlab.ops.attention.paged_attention`; writes to `out`. Reads nothing back to the host."""
+    decodes = batch.num_decodes
+    if decodes < batch.num_tokens:
+        out[decodes:] = 0
+    if decodes < batch.num_seqs:
+        if views.format in PACKED:
+            torch_.paged_attention(query, views, chunks_of(batch), rules, out)
+        else:
+            prefill_launch(entered(query, views), views, batch, rules, out).run()
+            out[decodes:] = left(out[decodes:], views)
+    if decodes:
+        for launch in decode_launches(entered(query[:decodes], views), views, batch, rules, out[:decodes]):
+            launch.run()
+        out[:decodes] = left(out[:decodes], views)
+
+
+def chunks_of(batch: AttentionBatch) -> AttentionBatch:
+    """The sequences after the decodes; rows keep their numbers."""
+    n = batch.num_decodes
+    parts = {"query_start_loc": batch.query_start_loc[n:], "seq_lens": batch.seq_lens[n:]}
+    parts |= {"block_table": batch.block_table[n:], "query_lens": batch.query_lens[n:], "ends": batch.ends[n:]}
+    return replace(batch, num_seqs=batch.num_seqs - n, num_decodes=0, **parts)
+
+
+def entered(query: torch.Tensor, views: PageViews) -> torch.Tensor:
+    """Queries [T, Hq, D] as the stored keys want them: scales found from data go into the query, one number per
+    channel, and a turned key needs a turned query."""
+    if views.fixed is not None:
+        query = (query * _per_query_head(views.fixed.k, query)).to(query.dtype)
+    if views.format == "int4_had":
+        from kvlab.quant.hadamard import turn
+
+        query = turn(query).to(query.dtype)
+    return query
+
+
+def left(out: torch.Tensor, views: PageViews) -> torch.Tensor:
+    """Results [T, Hq, Dv] from sums of stored values: the other side of `entered`."""
+    if views.format == "int4_had":
+        from kvlab.quant.hadamard import turn
+
+        out = turn(out).to(out.dtype)
+    if views.fixed is not None:
+        out = (out * _per_query_head(views.fixed.v, out)).to(out.dtype)
+    return out
+
+
+def _per_query_head(scale: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return scale.repeat_interleave(rows.shape[1] // scale.shape[0], dim=0)
 
 
 def decode_launches(
@@ -89,19 +119,45 @@ def decode_launches(
     count, num_heads, _ = query.shape
     kv_heads, width = views.k.shape[1], out.shape[2]
     splits = count_splits(batch.max_seq_len, rules, split)
-    group = num_heads // kv_heads
-    meta = decode_meta(query, views, rules) | {"SPLIT": split, "SPLITS": splits}
+    packed = views.format in PACKED
+    meta = (packed_meta if packed else whole_meta)(query, views, rules)
+    meta |= {"BLOCK_H": min(64, power_of_2(meta["GROUP"], 16)), "SPLIT": split, "SPLITS": splits}
     lse = query.new_empty((count, splits, num_heads), dtype=torch.float32)
     parts = out[:, None] if splits == 1 else lse.new_empty((count, splits, num_heads, width))
     args = page_args(query, views, batch, rules) | {
         "p_out": parts, "p_lse": lse, "s_out_row": parts.stride(0), "s_out_split": parts.stride(1),
         "s_out_head": parts.stride(2), "s_lse_row": num_heads,
     }  # fmt: skip
-    blocks = -(-group // meta["BLOCK_H"])
-    launches = [Launch(paged_decode, (kv_heads * blocks, splits, count), args, meta)]
+    grid = (kv_heads * -(-meta["GROUP"] // meta["BLOCK_H"]), splits, count)
+    kernel = paged_decode_packed if packed else paged_decode
+    launches = [Launch(kernel, grid, args, meta, num_stages=3)]
     if splits > 1:
         launches.append(merge_launch(parts, lse, out, rules.sinks))
     return launches
+
+
+def prefill_launch(
+    query: torch.Tensor,
+    views: PageViews,
+    batch: AttentionBatch,
+    rules: Rules,
+    out: torch.Tensor,
+    tree: Tree | None = None,
+) -> Launch:
+    """The launch that attends the batch's chunks, all sequences after its decodes, into rows of `out` [T, Hq, Dv]."""
+    kv_heads, first = views.k.shape[1], batch.num_decodes
+    meta = whole_meta(query, views, rules)
+    wide = max(query.shape[2], out.shape[2]) > 128
+    block_m = power_of_2(meta["GROUP"], 64 if wide else 128)
+    meta |= {"BLOCK_M": block_m, "BLOCK_Q": block_m // meta["GROUP"]}
+    args = page_args(query, views, batch, rules) | {
+        "p_start": batch.query_start_loc, "p_position": batch.positions, "p_tree": tree.seen if tree else None,
+        "p_tree_len": tree.sizes if tree else None, "p_out": out, "first_seq": first, "num_seqs": batch.num_seqs,
+        "s_out_row": out.stride(0), "s_out_head": out.stride(1),
+    }  # fmt: skip
+    # each sequence may end in a block that is not full
+    blocks = (query.shape[0] - first) // meta["BLOCK_Q"] + batch.num_seqs - first
+    return Launch(paged_prefill, (blocks, kv_heads), args, meta, num_warps=4 if wide else 8)
 
 
 def count_splits(longest: int, rules: Rules, split: int) -> int:
@@ -110,43 +166,55 @@ def count_splits(longest: int, rules: Rules, split: int) -> int:
     return max(1, -(-longest // split) if not spans else min(-(-longest // split), -(-min(spans) // split) + 1))
 
 
-def decode_meta(query: torch.Tensor, views: PageViews, rules: Rules) -> dict:
-    """Compile-time arguments that follow from shapes, formats and rules."""
-    group, head_dim, width = query.shape[1] // views.k.shape[1], query.shape[2], views.v.shape[3]
+def whole_meta(query: torch.Tensor, views: PageViews, rules: Rules) -> dict:
+    """Compile-time arguments over codes of one value each."""
+    head_dim, width = query.shape[2], views.value_dim
+    return _rules_meta(query, views, rules) | {
+        "D": head_dim, "BLOCK_D": power_of_2(head_dim, 16), "DV": width, "BLOCK_DV": power_of_2(width, 16),
+        "BLOCK_N": 64 if max(head_dim, width) <= 128 else 32, "SOFT_FP8": soft_fp8(views),
+        "SCALES": WHOLE[views.format],
+    }  # fmt: skip
+
+
+def packed_meta(query: torch.Tensor, views: PageViews, rules: Rules) -> dict:
+    """Compile-time arguments over 4-bit codes."""
+    kind, shared = PACKED[views.format]
+    half, row = query.shape[2] // 2, views.layout["k"].row_bytes
+    meta = {"D": half, "BLOCK_D": power_of_2(row, 16), "ROW": row, "KIND": kind, "SHARED": shared, "BLOCK_N": 64}
+    return _rules_meta(query, views, rules) | meta
+
+
+def _rules_meta(query: torch.Tensor, views: PageViews, rules: Rules) -> dict:
     return {
-        "GROUP": group, "BLOCK_H": min(64, power_of_2(group, 16)), "D": head_dim, "BLOCK_D": power_of_2(head_dim, 16),
-        "DV": width, "BLOCK_DV": power_of_2(width, 16), "PAGE": views.block_size,
-        "BLOCK_N": 64 if max(head_dim, width) <= 128 else 32, "WINDOW": rules.window, "CHUNK": rules.chunk,
-        "SOFTCAP": rules.softcap > 0, "SOFT_FP8": soft_fp8(views), "SCALED": views.k_scale is not None,
-        "COMPUTE": compute_type(query.dtype, views.k.dtype),
+        "GROUP": query.shape[1] // views.k.shape[1], "PAGE": views.block_size, "WINDOW": rules.window,
+        "CHUNK": rules.chunk, "SOFTCAP": rules.softcap > 0, "COMPUTE": compute_type(query.dtype, views.k.dtype),
     }  # fmt: skip
 
 
 def page_args(query: torch.Tensor, views: PageViews, batch: AttentionBatch, rules: Rules) -> dict:
     """Run-time arguments that all attention kernels over pages of keys and values take."""
-    soft = soft_fp8(views)
-    k, v = (x.view(torch.uint8) if soft else x for x in (views.k, views.v))
-    scale = views.k_scale
+    as_bytes = soft_fp8(views)
+    k, v = (x.view(torch.uint8) if as_bytes else x for x in (views.k, views.v))
+    scales = [
+        x.view(torch.uint8) if x is not None and x.dtype.itemsize == 1 else x for x in (views.k_scale, views.v_scale)
+    ]
+    steps = (0, 0, 0) if scales[0] is None else scales[0].stride()[:3]
     return {
-        "p_q": query, "p_k": k, "p_v": v, "p_k_scale": scale, "p_v_scale": views.v_scale, "p_sink": rules.sinks,
+        "p_q": query, "p_k": k, "p_v": v, "p_k_scale": scales[0], "p_v_scale": scales[1], "p_sink": rules.sinks,
         "p_alibi": rules.alibi, "p_table": batch.block_table, "p_len": batch.seq_lens,
         "scale": float(rules.scale), "softcap": float(rules.softcap),
         "s_q_row": query.stride(0), "s_q_head": query.stride(1), "s_page": k.stride(0), "s_k_head": k.stride(1),
         "s_k_token": k.stride(2), "s_v_page": v.stride(0), "s_v_head": v.stride(1), "s_v_token": v.stride(2),
-        "s_scale_page": 0 if scale is None else scale.stride(0),
-        "s_scale_head": 0 if scale is None else scale.stride(1), "s_table": batch.block_table.stride(0),
+        "s_scale_page": steps[0], "s_scale_head": steps[1], "s_scale_token": steps[2],
+        "s_table": batch.block_table.stride(0),
     }  # fmt: skip
 
 
 def soft_fp8(views: PageViews) -> bool:
     """Whether fp8 codes are decoded by moving bits."""
-    return views.format == "fp8_e4m3" and not native_fp8(views.k.device)
+    return views.format.startswith("fp8_e4m3") and not native_fp8(views.k.device)
 
 
-def compute_type(query: torch.dtype, codes: torch.dtype):
-    """The type of the products' operands, as Triton's: the query's, or what holds it and 16- or 32-bit codes."""
-    import triton.language as tl
-
-    plain = codes in (torch.float32, torch.bfloat16, torch.float16)
-    both = torch.promote_types(query, codes) if plain else query
-    return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[both]
+def compute_type(query: torch.dtype, codes: torch.dtype) -> tl.dtype:
+    """The type of the products' operands: the query's, or what holds it and 16- or 32-bit codes."""
+    return TYPES[torch.promote_types(query, codes) if codes in TYPES else query]

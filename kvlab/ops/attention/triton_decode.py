@@ -10,32 +10,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvlab.ops.attention.triton_tiles import LOG2E, add_sink, capped, close, floats, page_rows, product, soften
+from kvlab.ops.attention.triton_tiles import LOG2E, capped, finish, floats, page_rows, place, product, soften
 
 
 @triton.jit
 def paged_decode(
     p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_out, p_lse,
     scale, softcap,
-    s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token, s_scale_page, s_scale_head,
-    s_table, s_out_row, s_out_head, s_out_split, s_lse_row,
+    s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
+    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head, s_out_split, s_lse_row,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
     BLOCK_DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALED: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Program (head block, split, sequence). p_out [B, Hq, DV], or [B, SPLITS, Hq, DV] fp32 with p_lse [B, SPLITS, Hq]."""
-    BLOCKS: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
-    i_kv = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    o_group = tl.program_id(0) % BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
-    m_head = o_group < GROUP
-    o_head = i_kv * GROUP + o_group
-    i_split, i_seq = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    n = tl.load(p_len + i_seq)
-    low = first_seen(n - 1, WINDOW, CHUNK)
-    start = (low // SPLIT + tl.program_id(1)) * SPLIT
-    first, stop = tl.maximum(low, start), tl.minimum(n, start + SPLIT)
+    """Program (head block, split, sequence). p_out [B, Hq, DV], or [B, SPLITS, Hq, DV] fp32 with p_lse [B, SPLITS, Hq].
 
+    SCALES of a token's row: 0 none, 1 a factor, 2 a step and a smallest value. They act on scores and weights, one
+    number per token, and not on the tiles of codes.
+    """
+    i_kv, i_seq, o_head, m_head, n, first, stop = place(p_len, GROUP, BLOCK_H, SPLIT, WINDOW, CHUNK)
     o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     b_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_H], tl.float32)
@@ -43,6 +37,7 @@ def paged_decode(
     if first < stop:
         o_q = i_seq * s_q_row + o_head[:, None] * s_q_head + o_d[None, :]
         b_q = tl.load(p_q + o_q, mask=m_head[:, None] & (o_d < D)[None, :], other=0.0).to(COMPUTE)
+        b_q_sum = tl.sum(b_q.to(tl.float32), 1)
         p_row = p_table + i_seq * s_table
         for tile in range(first // BLOCK_N * BLOCK_N, stop, BLOCK_N):
             o_token = tile + tl.arange(0, BLOCK_N)
@@ -50,38 +45,30 @@ def paged_decode(
             o_k = page_rows(p_row, o_token, m_token, s_page, s_k_token, PAGE) + i_kv * s_k_head
             m_k = m_token[:, None] & (o_d < D)[None, :]
             b_k = tl.load(p_k + o_k[:, None] + o_d[None, :], mask=m_k, other=0.0)  # codes
-            b_score = product(b_q, tl.trans(floats(b_k, COMPUTE, SOFT_FP8))) * scale
-            if SCALED:
-                o_scale = page_rows(p_row, o_token, m_token, s_scale_page, 1, PAGE) + i_kv * s_scale_head
+            b_score = product(b_q, tl.trans(floats(b_k, COMPUTE, SOFT_FP8)))
+            if SCALES:
+                o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_scale_token, PAGE) + i_kv * s_scale_head
                 b_score *= tl.load(p_k_scale + o_scale, mask=m_token, other=0.0)[None, :]
-            b_score = capped(b_score, softcap, SOFTCAP) * LOG2E
+            if SCALES == 2:
+                b_score += b_q_sum[:, None] * tl.load(p_k_scale + o_scale + 1, mask=m_token, other=0.0)[None, :]
+            b_score = capped(b_score * scale, softcap, SOFTCAP) * LOG2E
             if p_alibi is not None:
                 b_slope = tl.load(p_alibi + o_head, mask=m_head, other=0.0).to(tl.float32) * LOG2E
                 b_score += b_slope[:, None] * (o_token - n + 1).to(tl.float32)[None, :]
             b_score = tl.where(m_token[None, :], b_score, float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
-            if SCALED:
+            b_acc *= b_factor[:, None]
+            if SCALES == 2:
+                b_low = tl.load(p_v_scale + o_scale + 1, mask=m_token, other=0.0)
+                b_acc += tl.sum(b_weight * b_low[None, :], 1)[:, None]
+            if SCALES:
                 b_weight *= tl.load(p_v_scale + o_scale, mask=m_token, other=0.0)[None, :]
             o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
             m_v = m_token[:, None] & (o_dv < DV)[None, :]
             b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_v, other=0.0)  # codes
-            b_acc = b_acc * b_factor[:, None] + product(b_weight.to(COMPUTE), floats(b_v, COMPUTE, SOFT_FP8))
-    if SPLITS == 1:
-        b_acc, b_max, b_sum = add_sink(b_acc, b_max, b_sum, p_sink, o_head, m_head, p_sink is not None)
-    b_result, b_lse = close(b_acc, b_max, b_sum)
-    o_out = i_seq * s_out_row + i_split * s_out_split + o_head * s_out_head
+            b_acc += product(b_weight.to(COMPUTE), floats(b_v, COMPUTE, SOFT_FP8))
+    b_result = finish(b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, SPLITS)
+    o_out = i_seq * s_out_row + tl.program_id(1).to(tl.int64) * s_out_split + o_head * s_out_head
     # an empty split writes no result: the merge leaves it out by its -inf
     m_out = m_head[:, None] & (o_dv < DV)[None, :] & ((SPLITS == 1) | (first < stop))
     tl.store(p_out + o_out[:, None] + o_dv[None, :], b_result.to(p_out.dtype.element_ty), mask=m_out)
-    tl.store(p_lse + (i_seq * SPLITS + i_split) * s_lse_row + o_head, b_lse, mask=m_head)
-
-
-@triton.jit
-def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The lowest position that a query at `position` sees."""
-    low = position * 0
-    if WINDOW:
-        low = tl.maximum(low, position - (WINDOW - 1))
-    if CHUNK:
-        low = tl.maximum(low, position // CHUNK * CHUNK)
-    return low

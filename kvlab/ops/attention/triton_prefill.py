@@ -9,19 +9,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvlab.ops.attention.triton_decode import first_seen
-from kvlab.ops.attention.triton_tiles import LOG2E, add_sink, capped, close, floats, page_rows, product, soften
+from kvlab.ops.attention.triton_tiles import (
+    LOG2E, add_sink, capped, close, first_seen, floats, page_rows, product, soften,
+)  # fmt: skip
 
 
 @triton.jit
 def paged_prefill(
     p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_start, p_position, p_tree, p_tree_len, p_out,
     scale, softcap, first_seq, num_seqs,
-    s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token, s_scale_page, s_scale_head,
-    s_table, s_out_row, s_out_head,
+    s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
+    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALES: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Program (block of query tokens, KV head); row r of a block is token r // GROUP, head r % GROUP of the KV head."""
     i_kv = tl.program_id(1).to(tl.int64)
@@ -46,6 +47,7 @@ def paged_prefill(
         o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
         o_q = o_token_row[:, None] * s_q_row + o_head[:, None] * s_q_head + o_d[None, :]
         b_q = tl.load(p_q + o_q, mask=m_row[:, None] & (o_d < D)[None, :], other=0.0).to(COMPUTE)
+        b_q_sum = tl.sum(b_q.to(tl.float32), 1)
         b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         b_sum = tl.zeros([BLOCK_M], tl.float32)
         b_acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -56,11 +58,13 @@ def paged_prefill(
             o_k = page_rows(p_row, o_token, m_token, s_page, s_k_token, PAGE) + i_kv * s_k_head
             m_k = m_token[:, None] & (o_d < D)[None, :]
             b_k = tl.load(p_k + o_k[:, None] + o_d[None, :], mask=m_k, other=0.0)  # codes
-            b_score = product(b_q, tl.trans(floats(b_k, COMPUTE, SOFT_FP8))) * scale
-            if SCALED:
-                o_scale = page_rows(p_row, o_token, m_token, s_scale_page, 1, PAGE) + i_kv * s_scale_head
+            b_score = product(b_q, tl.trans(floats(b_k, COMPUTE, SOFT_FP8)))
+            if SCALES:
+                o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_scale_token, PAGE) + i_kv * s_scale_head
                 b_score *= tl.load(p_k_scale + o_scale, mask=m_token, other=0.0)[None, :]
-            b_score = capped(b_score, softcap, SOFTCAP) * LOG2E
+            if SCALES == 2:
+                b_score += b_q_sum[:, None] * tl.load(p_k_scale + o_scale + 1, mask=m_token, other=0.0)[None, :]
+            b_score = capped(b_score * scale, softcap, SOFTCAP) * LOG2E
             if p_alibi is not None:
                 b_slope = tl.load(p_alibi + o_head, mask=m_row, other=0.0).to(tl.float32) * LOG2E
                 b_score += b_slope[:, None] * (o_token[None, :] - o_query[:, None]).to(tl.float32)
@@ -76,12 +80,16 @@ def paged_prefill(
                 m_seen = tl.where((o_token >= trunk)[None, :], m_node, m_seen)
             b_score = tl.where(m_seen & m_token[None, :], b_score, float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
-            if SCALED:
+            b_acc *= b_factor[:, None]
+            if SCALES == 2:
+                b_low = tl.load(p_v_scale + o_scale + 1, mask=m_token, other=0.0)
+                b_acc += tl.sum(b_weight * b_low[None, :], 1)[:, None]
+            if SCALES:
                 b_weight *= tl.load(p_v_scale + o_scale, mask=m_token, other=0.0)[None, :]
             o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
             m_v = m_token[:, None] & (o_dv < DV)[None, :]
             b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_v, other=0.0)  # codes
-            b_acc = b_acc * b_factor[:, None] + product(b_weight.to(COMPUTE), floats(b_v, COMPUTE, SOFT_FP8))
+            b_acc += product(b_weight.to(COMPUTE), floats(b_v, COMPUTE, SOFT_FP8))
         b_acc, b_max, b_sum = add_sink(b_acc, b_max, b_sum, p_sink, o_head, m_row, p_sink is not None)
         b_result, _ = close(b_acc, b_max, b_sum)
         o_out = o_token_row[:, None] * s_out_row + o_head[:, None] * s_out_head + o_dv[None, :]

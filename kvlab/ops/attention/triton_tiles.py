@@ -83,3 +83,43 @@ def add_sink(b_acc, b_max, b_sum, p_sink, o_head, m_head, SINKS: tl.constexpr):
         b_factor = tl.exp2(b_max - b_safe)
         b_acc, b_sum, b_max = b_acc * b_factor[:, None], b_sum * b_factor + tl.exp2(b_sink - b_safe), b_new
     return b_acc, b_max, b_sum
+
+
+@triton.jit
+def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The lowest position that a query at `position` sees."""
+    low = position * 0
+    if WINDOW:
+        low = tl.maximum(low, position - (WINDOW - 1))
+    if CHUNK:
+        low = tl.maximum(low, position // CHUNK * CHUNK)
+    return low
+
+
+@triton.jit
+def place(
+    p_len, GROUP: tl.constexpr, BLOCK_H: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr
+):
+    """What program (head block, split, sequence) of a decode works on.
+
+    Returns:
+        (KV head, sequence, query heads [BLOCK_H], which of them exist, the sequence's length, its first token and the
+        one behind its last); ids are int64.
+    """
+    BLOCKS: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
+    i_kv, i_seq = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(2).to(tl.int64)
+    o_group = tl.program_id(0) % BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
+    n = tl.load(p_len + i_seq)
+    low = first_seen(n - 1, WINDOW, CHUNK)
+    start = (low // SPLIT + tl.program_id(1)) * SPLIT
+    return i_kv, i_seq, i_kv * GROUP + o_group, o_group < GROUP, n, tl.maximum(low, start), tl.minimum(n, start + SPLIT)
+
+
+@triton.jit
+def finish(b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, SPLITS: tl.constexpr):
+    """Result [M, D] of a split, whose log2 of the sum is stored; a split that is alone counts the sinks."""
+    if SPLITS == 1:
+        b_acc, b_max, b_sum = add_sink(b_acc, b_max, b_sum, p_sink, o_head, m_head, p_sink is not None)
+    b_result, b_lse = close(b_acc, b_max, b_sum)
+    tl.store(p_lse + (i_seq * SPLITS + tl.program_id(1)) * s_lse_row + o_head, b_lse, mask=m_head)
+    return b_result
