@@ -20,13 +20,16 @@ BELOW["quant"] = {"specs"}
 BELOW["ops"] = {"specs", "quant"}
 BELOW["models"] = {"specs", "quant", "ops"}
 BELOW["engine"] = {"specs", "plan", "cache", "schedule", "quant", "ops", "models"}
-BELOW["lab"] = BELOW["engine"] | {"engine"}
+BELOW["speculate"] = BELOW["engine"] | {"engine"}
+BELOW["serve"] = BELOW["speculate"] | {"speculate"}
+BELOW["simulate"] = {"specs", "plan", "cache", "schedule"}
+BELOW["lab"] = BELOW["serve"] | {"serve", "simulate"}
 BELOW["widgets"] = BELOW["lab"] | {"lab"}
 BELOW["book"] = BELOW["widgets"] | {"widgets"}
 BELOW["cli"] = BELOW["book"] | {"book"}
 # the hub is asked only when it is installed and the name is in no catalogue
 OPTIONAL = {("resolve.py", "huggingface_hub")}
-PURE = ("specs", "plan", "cache", "schedule")
+PURE = ("specs", "plan", "cache", "schedule", "simulate")
 # the explorer shows recorded results, which only kvlab.book.results reads; it imports them when it is built
 ALLOWED = {("widgets", "book"), ("lab", "book")}
 

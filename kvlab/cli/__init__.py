@@ -18,6 +18,7 @@ COMMANDS = {
     "doctor": "what this machine has, and what will run where",
     "plan": "size the cache of a model: bytes, sequences that fit, decode time",
     "generate": "run the engine on a prompt",
+    "serve": "serve a model over HTTP, OpenAI-compatible, with /metrics",
     "parity": "compare the engine with transformers on a shrunken configuration",
     "bench": "measure the engine against transformers, both in one run",
     "claims": "recompute the claims of the two texts and print the verdicts",

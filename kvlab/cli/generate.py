@@ -7,6 +7,8 @@ import json
 import sys
 import time
 
+from kvlab.cli.engine_arguments import add_engine_arguments, engine_changes
+
 HELP = "generate text with a real model and show what its cache took"
 
 
@@ -15,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="text; or give --prompt-ids")
     parser.add_argument("--prompt-ids", metavar="1,2,3", help="token ids, separated by commas")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
-    parser.add_argument("--model", help="directory, .gguf file or hub id (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=int, default=64, metavar="N", help="new tokens at most (default 64)")
@@ -24,16 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="the K likeliest tokens; 0 is all")
     sampling.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal text (default 0)")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--dtype", default="fp32", help="of weights and activations: fp32 (default), bf16, fp16, fp64")
-    engine.add_argument("--kv-dtype", help="of the cache: fp32, bf16, fp16, fp8_e4m3, int8 (default: as --dtype)")
-    engine.add_argument("--device", default="auto", help='"auto" (default), "cpu", "cuda", "cuda:N"')
-    engine.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per page (default 16)")
-    engine.add_argument("--num-blocks", type=int, metavar="N", help="pages of the pool, the null page included")
-    engine.add_argument("--kv-bytes", metavar="SIZE", help="bytes of the pool, as in 2GiB (default: from free memory)")
-    engine.add_argument("--max-model-len", metavar="N", help="prompt and output, as in 4k (default: the model's)")
-    engine.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="requests that run at once")
-    engine.add_argument("--max-batched-tokens", type=int, default=2048, metavar="N", help="tokens of one step")
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams(
         args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, ignore_eos=args.ignore_eos
     )
-    options = _options(args)
+    options = engine_changes(args) | {"seed": args.seed}
     from kvlab.engine import Engine
     from kvlab.models.load import load_model
 
@@ -76,21 +68,6 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
         return [int(part) for part in args.prompt_ids.split(",") if part.strip()]
     except ValueError:
         raise ValueError(f"--prompt-ids {args.prompt_ids!r}: must be whole numbers separated by commas") from None
-
-
-def _options(args: argparse.Namespace) -> dict:
-    from kvlab.specs.units import parse_bytes, parse_tokens
-
-    return {
-        "kv_dtype": args.kv_dtype,
-        "block_size": args.block_size,
-        "num_blocks": args.num_blocks,
-        "kv_bytes": None if args.kv_bytes is None else parse_bytes(args.kv_bytes),
-        "max_model_len": None if args.max_model_len is None else parse_tokens(args.max_model_len),
-        "max_num_seqs": args.max_num_seqs,
-        "max_batched_tokens": args.max_batched_tokens,
-        "seed": args.seed,
-    }
 
 
 def _generate(engine, prompt: str | list[int], params, echo: bool) -> dict:

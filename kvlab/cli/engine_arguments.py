@@ -1,0 +1,40 @@
+"""The engine's options on a command line, the same for every command that runs it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of model and engine, `--model`, `--dtype` and `--device` included."""
+    parser.add_argument("--model", help="directory, .gguf file or hub id (default: SmolLM2-135M-Instruct)")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--dtype", default="fp32", help="of weights and activations: fp32 (default), bf16, fp16, fp64")
+    engine.add_argument("--kv-dtype", help="of the cache: fp32, bf16, fp16, fp8_e4m3, int8 (default: as --dtype)")
+    engine.add_argument("--device", default="auto", help='"auto" (default), "cpu", "cuda", "cuda:N"')
+    engine.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per page (default 16)")
+    engine.add_argument("--num-blocks", type=int, metavar="N", help="pages of the pool, the null page included")
+    engine.add_argument("--kv-bytes", metavar="SIZE", help="bytes of the pool, as in 2GiB (default: from free memory)")
+    engine.add_argument("--max-model-len", metavar="N", help="prompt and output, as in 4k (default: the model's)")
+    engine.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="requests that run at once")
+    engine.add_argument("--max-batched-tokens", type=int, default=2048, metavar="N", help="tokens of one step")
+
+
+def engine_changes(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `EngineOptions` that the arguments set.
+
+    Raises:
+        ValueError: a size or length that cannot be read.
+    """
+    from kvlab.specs.units import parse_bytes, parse_tokens
+
+    return {
+        "kv_dtype": args.kv_dtype,
+        "block_size": args.block_size,
+        "num_blocks": args.num_blocks,
+        "kv_bytes": None if args.kv_bytes is None else parse_bytes(args.kv_bytes),
+        "max_model_len": None if args.max_model_len is None else parse_tokens(args.max_model_len),
+        "max_num_seqs": args.max_num_seqs,
+        "max_batched_tokens": args.max_batched_tokens,
+    }

@@ -1,0 +1,219 @@
+"""The routes: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from kvlab.engine import Engine
+from kvlab.serve.answers import Answer, Choice
+from kvlab.serve.limits import BodyLimit, Rejection, ServerLimits, invalid, too_long
+from kvlab.serve.loop import EngineLoop, Flow, Job
+from kvlab.serve.metrics import EngineMetrics
+from kvlab.serve.protocol import Call, ChatCall, CompletionCall
+from kvlab.serve.text import TextOf
+
+
+class Service:
+    """What the routes share: the engine's thread, its limits, its numbers.
+
+    Args:
+        engine: nobody else may step it from now on.
+        limits: of the server.
+        name: under which the model is served; its own when empty.
+    """
+
+    def __init__(self, engine: Engine, limits: ServerLimits | None = None, name: str = "") -> None:
+        self.engine, self.limits = engine, limits or ServerLimits()
+        self.name = name or engine.model.name
+        self.loop = EngineLoop(engine)
+        self.metrics = EngineMetrics(engine, self.name)
+        self.created = int(time.time())
+        self.longest = longest_sequence(engine)
+
+    def jobs(self, call: Call, prompts: Sequence[Sequence[int]]) -> list[Job]:
+        """The completions that a call asks for: n of each prompt.
+
+        Raises:
+            Rejection: 400, 413 or 429, with the reason.
+        """
+        count = len(prompts) * call.n
+        if not prompts:
+            raise invalid("prompt: must hold at least one prompt", "prompt")
+        if count > self.limits.max_choices:
+            message = f"{count} completions in one call: must be at most {self.limits.max_choices}"
+            raise Rejection(413, message, "too_many_choices", "n")
+        room = self.engine.limits.max_num_seqs + self.limits.max_waiting - self.loop.num_live
+        if count > room:
+            self.metrics.reject("capacity")
+            raise Rejection(429, f"{self.loop.num_live} requests run or wait: the queue is full", "queue_full")
+        extra = {"priority": call.priority, "salt": call.cache_salt}
+        found = []
+        for prompt in prompts:
+            most = self._room_after(prompt)
+            limit = most if call.limit is None else call.limit
+            found += [Job(prompt, call.sampling(limit, choice), extra) for choice in range(call.n)]
+        return found
+
+    def _room_after(self, prompt: Sequence[int]) -> int:
+        vocab = self.engine.model.config.vocab_size
+        if not prompt:
+            raise invalid("prompt: must hold at least one token", "prompt")
+        if bad := [token for token in prompt if not 0 <= token < vocab]:
+            raise invalid(f"prompt: token id {bad[0]} must be at least 0 and below the vocabulary's {vocab}", "prompt")
+        if len(prompt) >= self.longest:
+            message = f"prompt of {len(prompt)} tokens: must leave room for one more within {self.longest} tokens"
+            raise too_long(message)
+        return self.longest - len(prompt)
+
+    async def ids(self, prompt: str | list[int]) -> list[int]:
+        """Token ids of a prompt; a long text is cut in a thread of its own."""
+        if not isinstance(prompt, str):
+            return prompt
+        if self.engine.model.tokenizer is None:
+            raise invalid("prompt: the model has no tokenizer, give token ids", "prompt")
+        return await asyncio.to_thread(self.engine.model.tokenizer.encode, prompt)
+
+    async def chat_ids(self, call: ChatCall) -> list[int]:
+        """Token ids of a conversation in the model's chat template."""
+        if self.engine.model.tokenizer is None:
+            raise invalid("messages: the model has no tokenizer", "messages")
+        messages = [message.plain for message in call.messages]
+        try:
+            return await asyncio.to_thread(self.engine.model.tokenizer.encode_chat, messages)
+        except ValueError as error:
+            raise invalid(str(error), "messages") from None
+
+    async def reply(self, call: Call, prompts: Sequence[Sequence[int]], request: Request, chat: bool) -> Response:
+        """The answer, whole or as a stream; a client that leaves ends its requests."""
+        jobs = self.jobs(call, prompts)
+        if not self.loop.alive:
+            raise Rejection(503, "the engine has stopped", "stopped")
+        flow = self.loop.submit(jobs)
+        try:
+            await flow.accepted()
+        except ValueError as refused:
+            raise too_long(str(refused)) from None
+        except BaseException:
+            flow.close()
+            raise
+        tokenizer = self.engine.model.tokenizer
+        choices = [Choice(TextOf(tokenizer, call.stops), len(job.prompt)) for job in jobs]
+        answer = Answer(call, self.name, choices, chat)
+        if call.stream:
+            return FlowResponse(flow, answer)
+        return await whole_or_gone(flow, answer, request)
+
+
+class FlowResponse(StreamingResponse):
+    """A stream of events whose requests end with it, however it ends."""
+
+    def __init__(self, flow: Flow, answer: Answer) -> None:
+        super().__init__(answer.events(flow), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._flow = flow
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Sends the events; a client that left, a stop string and a shutdown all close the flow."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._flow.close()
+
+
+async def whole_or_gone(flow: Flow, answer: Answer, request: Request) -> Response:
+    """The complete answer, or an empty response that nobody reads once the client has left."""
+    work = asyncio.ensure_future(answer.whole(flow))
+    gone = asyncio.ensure_future(disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return JSONResponse(await work) if work.done() else Response(status_code=499)
+    finally:
+        work.cancel()
+        gone.cancel()
+        flow.close()
+
+
+async def disconnected(request: Request) -> None:
+    """Returns when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def longest_sequence(engine: Engine) -> int:
+    """Tokens of the longest request that the engine takes: the model's limit, or what an empty pool holds."""
+    low, high = 1, engine.limits.max_model_len
+    if not engine.cache.too_long(high - 1):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if engine.cache.too_long(middle - 1) else (middle, high)
+    return low
+
+
+def create_app(engine: Engine, limits: ServerLimits | None = None, name: str = "") -> FastAPI:
+    """The application over `engine`; its thread starts and ends with the application."""
+    service = Service(engine, limits, name)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        service.loop.start()
+        yield
+        await asyncio.to_thread(service.loop.stop)
+
+    app = FastAPI(title="kvlab", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.service = service
+    app.add_middleware(BodyLimit, max_bytes=service.limits.max_body_bytes)
+    _add_errors(app, service)
+    _add_routes(app, service)
+    return app
+
+
+def _add_errors(app: FastAPI, service: Service) -> None:
+    @app.exception_handler(Rejection)
+    async def rejected(request: Request, error: Rejection) -> JSONResponse:
+        return JSONResponse(error.body, error.status, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        return JSONResponse(invalid(f"{place or 'body'}: {first['msg']}", place or None).body, 400)
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions")
+    async def completions(call: CompletionCall, request: Request) -> Response:
+        call.check((service.name,))
+        prompts = [await service.ids(prompt) for prompt in call.prompts]
+        return await service.reply(call, prompts, request, chat=False)
+
+    @app.post("/v1/chat/completions")
+    async def chat(call: ChatCall, request: Request) -> Response:
+        call.check((service.name,))
+        return await service.reply(call, [await service.chat_ids(call)], request, chat=True)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        row = {
+            "id": service.name, "object": "model", "created": service.created, "owned_by": "kvlab",
+            "max_model_len": service.longest, "vocab_size": service.engine.model.config.vocab_size,
+        }  # fmt: skip
+        return {"object": "list", "data": [row]}
+
+    @app.get("/health")
+    async def health() -> Response:
+        if service.loop.alive:
+            return JSONResponse({"status": "ok", "live": service.loop.num_live})
+        return JSONResponse({"status": "stopped", "reason": str(service.loop.failure or "shutdown")}, 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        body, content_type = service.metrics.exposition()
+        return Response(body, media_type=content_type)

@@ -1,0 +1,102 @@
+"""The server as a process (`serve`) and as a thread beside a notebook or a test (`ServerThread`)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from types import TracebackType
+
+import uvicorn
+
+from kvlab.engine import Engine
+from kvlab.serve.app import Service, create_app
+from kvlab.serve.limits import ServerLimits
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens at `host`:`port`; port 0 is a free one.
+
+    Raises:
+        OSError: the port is taken, or not ours to take.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise OSError(f"port {port} on {host}: {error.strerror or error}") from error
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """The address of a bound socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _server(engine: Engine, limits: ServerLimits, name: str) -> uvicorn.Server:
+    config = uvicorn.Config(
+        create_app(engine, limits, name), log_level="warning", access_log=False, lifespan="on",
+        timeout_graceful_shutdown=max(1, round(limits.drain_s)), server_header=False,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def serve(engine: Engine, sock: socket.socket, limits: ServerLimits | None = None, name: str = "") -> None:
+    """Serves until SIGINT or SIGTERM: no new calls then, answers under way get `drain_s`, and the engine ends."""
+    _server(engine, limits or ServerLimits(), name).run(sockets=[sock])
+
+
+class ServerThread:
+    """A server on a free port of 127.0.0.1 for the length of a `with` block.
+
+    Attributes:
+        url: where it answers, without /v1.
+        service: its parts: `service.loop`, `service.metrics`.
+    """
+
+    def __init__(self, engine: Engine, limits: ServerLimits | None = None, name: str = "", port: int = 0) -> None:
+        self._server = _server(engine, limits or ServerLimits(drain_s=5), name)
+        self.service: Service = self._server.config.app.state.service  # type: ignore[union-attr]
+        self._sock = bind("127.0.0.1", port)
+        self.url = url_of(self._sock)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._sock]}, name="kvlab-server", daemon=True
+        )
+
+    def start(self, timeout: float = 20.0) -> ServerThread:
+        """Itself, answering.
+
+        Raises:
+            RuntimeError: it did not come up.
+        """
+        self._thread.start()
+        end = time.monotonic() + timeout
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > end:
+                raise RuntimeError(f"the server at {self.url} did not start")
+            time.sleep(0.005)
+        return self
+
+    def stop(self, timeout: float = 20.0) -> None:
+        """Ends it: answers under way first, then the engine's thread.
+
+        Raises:
+            RuntimeError: it did not end.
+        """
+        self._server.should_exit = True
+        self._thread.join(timeout)
+        self._sock.close()
+        if self._thread.is_alive():
+            raise RuntimeError(f"the server at {self.url} did not end within {timeout} s")
+
+    def __enter__(self) -> ServerThread:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,179 @@
+"""/metrics against counts made by hand from a scripted engine, and its names and types against vLLM's."""
+
+from __future__ import annotations
+
+import pytest
+import speaking
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvlab.engine import SamplingParams
+from kvlab.schedule import Event
+from kvlab.serve.buckets import context_label, tokens_up_to
+from kvlab.serve.metrics import EngineMetrics
+
+# vLLM 0.33 v1/metrics/loggers.py, as they are written out
+VLLM = {
+    "gauge": {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"},
+    "counter": {
+        "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_cached",
+        "generation_tokens", "request_success", "admission_rejections", "spec_decode_num_drafts",
+        "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos",
+    },
+    "histogram": {
+        "request_prompt_tokens", "request_generation_tokens", "iteration_tokens_total", "time_to_first_token_seconds",
+        "inter_token_latency_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
+        "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
+        "request_decode_time_seconds", "request_num_preemptions", "request_prefill_kv_computed_tokens",
+    },
+}  # fmt: skip
+
+
+def families(metrics: EngineMetrics) -> dict:
+    return {f.name: f for f in text_string_to_metric_families(metrics.exposition()[0].decode())}
+
+
+def samples(metrics: EngineMetrics) -> dict[tuple, float]:
+    """(name, own labels) -> value."""
+    own = {"model_name", "engine"}
+    return {
+        (s.name, *(v for k, v in sorted(s.labels.items()) if k not in own)): s.value
+        for family in families(metrics).values() for s in family.samples
+    }  # fmt: skip
+
+
+class Scripted:
+    """A metrics sink that hears what a test says."""
+
+    def __init__(self) -> None:
+        self.metrics = EngineMetrics(speaking.engine(), "tiny")
+
+    def say(self, now: float, kind: str, request_id: str = "a", reason: str = "", **counts: int) -> None:
+        self.metrics.hear(Event(counts.pop("step", 0), now, kind, request_id, reason, **counts))
+
+    def value(self, *key: str) -> float:
+        return samples(self.metrics)[key]
+
+
+@pytest.mark.parametrize("kind", VLLM)
+def test_names_and_types_are_vllms(kind):
+    found = families(EngineMetrics(speaking.engine(), "tiny"))
+    # the parser takes `_total` off counters' names, and off no histogram's
+    assert {n: found[f"vllm:{n}"].type for n in VLLM[kind]} == dict.fromkeys(VLLM[kind], kind)
+
+
+def test_nothing_carries_a_name_that_vllm_dropped():
+    text = EngineMetrics(speaking.engine(), "tiny").exposition()[0].decode()
+    gone = ("gpu_cache_usage_perc", "gpu_prefix_cache", "vllm:time_per_output_token_seconds", "requests_swapped")
+    assert not [name for name in gone if name in text]
+
+
+def test_every_series_says_model_and_engine():
+    found = families(EngineMetrics(speaking.engine(), "tiny"))
+    labels = [s.labels for family in found.values() for s in family.samples]
+    assert len(labels) > 100 and all(own["model_name"] == "tiny" and own["engine"] == "0" for own in labels)
+
+
+def test_one_request_by_hand():
+    script = Scripted()
+    script.say(10.0, "arrive", tokens=300)
+    assert script.value("vllm:num_requests_waiting") == 1
+    script.say(10.5, "admit", tokens=300)
+    script.say(10.5, "chunk", step=1, tokens=200)
+    script.say(11.0, "chunk", step=2, tokens=100)
+    script.say(12.0, "token", step=2, tokens=7)
+    script.say(12.25, "token", step=3, tokens=7)
+    script.say(12.75, "token", step=4, tokens=7)
+    assert (script.value("vllm:num_requests_waiting"), script.value("vllm:num_requests_running")) == (0, 1)
+    script.say(12.75, "finish", reason="length: 303 tokens", tokens=303, pages=9)
+    assert script.value("vllm:time_to_first_token_seconds_sum") == 2.0
+    assert script.value("kvlab:time_to_first_token_seconds_sum", "129-512") == 2.0
+    assert script.value("vllm:inter_token_latency_seconds_sum") == 0.75
+    assert script.value("vllm:inter_token_latency_seconds_count") == 2
+    assert script.value("vllm:request_time_per_output_token_seconds_sum") == 0.375
+    assert script.value("vllm:request_queue_time_seconds_sum") == 0.5
+    assert script.value("vllm:request_prefill_time_seconds_sum") == 1.5
+    assert script.value("vllm:request_decode_time_seconds_sum") == 0.75
+    assert script.value("vllm:e2e_request_latency_seconds_sum") == 2.75
+    assert script.value("vllm:request_prefill_kv_computed_tokens_sum") == 300
+    assert script.value("vllm:prompt_tokens_total") == 300 and script.value("vllm:generation_tokens_total") == 3
+    assert script.value("vllm:request_success_total", "length") == 1
+    # the last step's tokens are counted once another step begins
+    assert script.value("vllm:iteration_tokens_total_sum") == 200
+    assert script.value("vllm:num_requests_running") == 0
+
+
+def test_preempted_request_waits_again_and_has_one_first_token():
+    script = Scripted()
+    script.say(0.0, "arrive", tokens=8)
+    script.say(1.0, "admit", tokens=8)
+    script.say(1.5, "token", tokens=3)
+    script.say(2.0, "preempt", tokens=9, pages=3)
+    assert (script.value("vllm:num_requests_waiting"), script.value("vllm:num_requests_running")) == (1, 0)
+    script.say(3.0, "admit", tokens=9)
+    script.say(4.0, "token", tokens=5)
+    script.say(4.0, "finish", reason="stop: token 5", tokens=10)
+    assert script.value("vllm:num_preemptions_total") == 1 and script.value("kvlab:preempted_tokens_total") == 9
+    assert script.value("vllm:request_num_preemptions_sum") == 1
+    assert script.value("vllm:request_queue_time_seconds_count") == 1
+    assert script.value("vllm:time_to_first_token_seconds_count") == 1
+    # the wait after the preemption is a gap between two tokens
+    assert script.value("vllm:inter_token_latency_seconds_sum") == 2.5
+
+
+def test_drafts_count_by_position():
+    script = Scripted()
+    for right in (3, 0, 1):
+        script.say(0.0, "draft", tokens=4)
+        script.say(0.0, "accept", tokens=right)
+    assert script.value("vllm:spec_decode_num_drafts_total") == 3
+    assert script.value("vllm:spec_decode_num_draft_tokens_total") == 12
+    assert script.value("vllm:spec_decode_num_accepted_tokens_total") == 4
+    by_position = [script.value("vllm:spec_decode_num_accepted_tokens_per_pos_total", str(p)) for p in range(3)]
+    assert by_position == [2, 1, 1]
+
+
+def test_request_aborted_while_it_waits_leaves_the_queue():
+    script = Scripted()
+    script.say(0.0, "arrive", tokens=8)
+    script.say(1.0, "finish", reason="abort: asked for", tokens=8)
+    assert script.value("vllm:num_requests_waiting") == 0
+    assert script.value("vllm:request_success_total", "abort") == 1
+
+
+def test_the_engines_own_events_give_the_same_totals():
+    engine = speaking.engine()
+    metrics = EngineMetrics(engine, "tiny")
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (5, 9, 3)]
+    request = engine.add_request([1, 2, 3], params[0])
+    while len(engine.requests[request].tokens) < 6:
+        engine.step()
+    # one request in 2 of the 64 pages of 4 tokens
+    assert (
+        samples(metrics)["vllm:kv_cache_usage_perc",] == 2 / 64 == engine.cache.held_bytes / (64 * 4 * 2 * 2 * 2 * 48)
+    )
+    while engine.requests:
+        engine.step()
+    engine.generate([[4] * 7, [5] * 2], params[1:])
+    found = samples(metrics)
+    assert found["vllm:generation_tokens_total",] == 17 and found["vllm:prompt_tokens_total",] == 12
+    assert found["vllm:request_success_total", "length"] == 3
+    assert found["vllm:kv_cache_usage_perc",] == 0
+    assert found["vllm:num_requests_running",] == found["vllm:num_requests_waiting",] == 0
+    assert found["vllm:inter_token_latency_seconds_count",] == 17 - 3
+
+
+def test_two_engines_count_apart():
+    first, second = (EngineMetrics(speaking.engine(), "tiny") for _ in range(2))
+    first.engine.generate([[1, 2]], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert samples(first)["vllm:generation_tokens_total",] == 2
+    assert samples(second)["vllm:generation_tokens_total",] == 0
+
+
+def test_context_buckets_meet_without_gap_or_overlap():
+    edges = [context_label(n) for n in (1, 128, 129, 512, 513, 8192, 8193, 131072, 131073)]
+    assert edges == ["0-128", "0-128", "129-512", "129-512", "513-2048", "2049-8192", "8193-32768", "32769-131072",
+                     "131073+"]  # fmt: skip
+
+
+def test_token_buckets_go_1_2_5_up_to_the_longest():
+    assert tokens_up_to(256) == (1, 2, 5, 10, 20, 50, 100, 200)
