@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvlab.ops.coded import decode_rows
 from kvlab.ops.views import PageViews
-from kvlab.quant import get_codec
 
 Mask = Tensor  # bool [T, T]: whether the query of row t reads the position of column s
 
@@ -169,11 +169,9 @@ def paged_query(query: Tensor, views: PageViews, table: Tensor, row: Tensor, sca
     page = table[positions // views.block_size].long()
     offset = positions % views.block_size
     dtype, share = query.dtype, len(query) // views.k.shape[1]
-    decode = get_codec(views.format).decode
-    scales = [None if s is None else s[page, :, offset] for s in (views.k_scale, views.v_scale)]
     key, value = (
-        decode(codes[page, :, offset], scale_).to(dtype).repeat_interleave(share, dim=1)
-        for codes, scale_ in zip((views.k, views.v), scales, strict=True)
+        decode_rows(views, name, (page, slice(None), offset)).to(dtype).repeat_interleave(share, dim=1)
+        for name in ("k", "v")
     )
     weights = (torch.einsum("hd,shd->hs", query, key) * scale).softmax(-1)
     return torch.einsum("hs,shd->hd", weights, value), page.unique().tolist()

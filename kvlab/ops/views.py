@@ -12,8 +12,35 @@ from kvlab.quant import get_codec
 from kvlab.specs.layout import PageLayout, Segment
 
 # the types Numba reads pages with: it has no bf16, fp16 or fp8, so those are integers of the same width
-_NUMPY = {"fp64": np.float64, "fp32": np.float32, "bf16": np.uint16, "fp16": np.uint16,
-          "fp8_e4m3": np.uint8, "int8": np.int8}  # fmt: skip
+# fp8_e4m3 is uint8; packed 4-bit codes are uint32, so that a kernel knows the one from the other
+_NUMPY = {"fp64": np.float64, "fp32": np.float32, "bf16": np.uint16, "fp16": np.uint16, "fp8_e4m3": np.uint8,
+          "fp8_e4m3_row": np.uint8, "int8": np.int8, "int4": np.uint32, "int4_sym": np.uint32}  # fmt: skip
+_PACKED = ("int4", "int4_sym")
+
+
+@dataclass(frozen=True, eq=False)
+class FixedScales:
+    """Scales that were found once from data: rows are divided by them before they are encoded.
+
+    Attributes:
+        k, v: fp32 [Hkv or 1, D or 1] each.
+
+    Raises:
+        ValueError: a scale that is zero, negative, infinite or NaN.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for name, scale in (("k", self.k), ("v", self.v)):
+            if not bool((scale.isfinite() & (scale > 0)).all()):
+                raise ValueError(f"scale of {name} {scale.flatten()[:4].tolist()}: must be positive and finite")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the scales, kept once per layer beside the pool."""
+        return 4 * (self.k.numel() + self.v.numel())
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +49,8 @@ class PageViews:
 
     Attributes:
         format: storage format name of the codes.
-        k, v: codes, [num_pages, Hkv, block_size, D], strided over the page bytes.
-        k_scale, v_scale: fp32 [num_pages, Hkv, block_size, 1], or None for formats without scales.
+        k, v: codes, [num_pages, Hkv, block_size, D], strided over the page bytes; packed ones have bytes for D.
+        k_scale, v_scale: metadata [num_pages, Hkv, block_size, n] in the codec's type, or None.
         buffer: the uint8 [num_pages, page_bytes] tensor they look at.
         layout: where each segment lies in a page.
         group: index of the block table that names these pages; None: as `kvlab.specs.layout.part_groups` has it.
@@ -37,11 +64,28 @@ class PageViews:
     buffer: torch.Tensor
     layout: PageLayout
     group: int | None = None
+    fixed: FixedScales | None = None
 
     @property
     def block_size(self) -> int:
         """Tokens per page."""
         return self.layout.block_size
+
+    @property
+    def key_dim(self) -> int:
+        """Values of a key, D."""
+        return self.layout["k"].width
+
+    @property
+    def value_dim(self) -> int:
+        """Values of a value, Dv."""
+        return self.layout["v"].width
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the CPU kernels read these codes as they lie; other formats are gathered and decoded by torch."""
+        whole = self.format not in _PACKED or not (self.key_dim % 8 or self.value_dim % 8)
+        return self.format in _NUMPY and whole and self.fixed is None
 
     @cached_property
     def codes(self) -> np.ndarray:
@@ -50,7 +94,7 @@ class PageViews:
 
     @cached_property
     def scales(self) -> np.ndarray:
-        """The buffer as fp32 [num_pages, page_bytes / 4], for CPU kernels; meaningless without scales."""
+        """The buffer as fp32 [num_pages, page_bytes / 4], for CPU kernels; meaningless without fp32 scales."""
         return self.buffer.numpy().view(np.float32)
 
     @cached_property
@@ -65,7 +109,9 @@ class PageViews:
         return np.array([self.block_size, k.row_bytes // item, *offsets, k.heads, v.row_bytes // item], np.int64)
 
 
-def page_views(buffer: torch.Tensor, layout: PageLayout, group: int | None = None) -> PageViews:
+def page_views(
+    buffer: torch.Tensor, layout: PageLayout, group: int | None = None, fixed: FixedScales | None = None
+) -> PageViews:
     """Typed views of the pages in `buffer`, a contiguous uint8 [num_pages, page_bytes].
 
     `group` is the index of their block table where it is not `kvlab.specs.layout.part_groups`'.
@@ -83,11 +129,10 @@ def page_views(buffer: torch.Tensor, layout: PageLayout, group: int | None = Non
     if not {"k", "v"} <= names:
         raise ValueError(f"layout with segments {sorted(names)}: must have k and v")
     fmt = layout["k"].format
-    dtype = get_codec(fmt).dtype
-    k, v = (_view(buffer, layout[n], dtype) for n in ("k", "v"))
-    scaled = "k_scale" in names
-    k_scale, v_scale = ((_view(buffer, layout[n], torch.float32) if scaled else None) for n in ("k_scale", "v_scale"))
-    return PageViews(fmt, k, v, k_scale, v_scale, buffer, layout, group)
+    codec = get_codec(fmt)
+    k, v = (_view(buffer, layout[n], codec.dtype) for n in ("k", "v"))
+    k_scale, v_scale = ((_view(buffer, layout[n], codec.meta) if codec.meta else None) for n in ("k_scale", "v_scale"))
+    return PageViews(fmt, k, v, k_scale, v_scale, buffer, layout, group, fixed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +140,8 @@ class SegmentViews:
     """The segments of a part that does not keep keys and values: a latent, compressed entries, a state.
 
     Attributes:
-        segments: name -> codes [num_pages, heads, entries per page, width], strided over the page bytes; of a state
-            the flat array [num_pages, elements].
+        segments: name -> codes [num_pages, heads, entries per page, width], strided over the page bytes, and
+            `NAME_scale` -> their metadata; of a state the flat array [num_pages, elements].
         buffer: the uint8 [num_pages, page_bytes] tensor they look at.
         layout: where each segment lies in a page.
         group: as of `PageViews`.
@@ -126,9 +171,18 @@ def part_views(buffer: torch.Tensor, layout: PageLayout, group: int | None = Non
         return page_views(buffer, layout, group)
     views = {}
     for s in layout.segments:
-        typed = _view(buffer, s, torch.float32 if s.format.startswith("scale") else get_codec(s.format).dtype)
+        typed = _view(buffer, s, segment_type(layout, s))
         views[s.name] = typed if s.name in _TOKEN_SEGMENTS or s.name.endswith("_scale") else typed[:, 0, 0]
     return SegmentViews(views, buffer, layout, group)
+
+
+def segment_type(layout: PageLayout, segment: Segment) -> torch.dtype:
+    """The torch type of a segment of `layout`; metadata has the type that the codec of its codes gives it."""
+    if not segment.format.startswith("scale"):
+        return get_codec(segment.format).dtype
+    found = get_codec(layout[segment.name.removesuffix("_scale")].format).meta
+    assert found is not None, "a layout has scales where the codec has"
+    return found
 
 
 # segments with a row per entry; the others are the arrays of a state
@@ -139,6 +193,7 @@ def _view(buffer: torch.Tensor, segment: Segment, dtype: torch.dtype) -> torch.T
     item = dtype.itemsize
     typed = buffer.view(dtype)
     row = segment.row_bytes // item
-    shape = (buffer.shape[0], segment.heads, segment.tokens, segment.width)
+    # fewer than `width` elements where several codes share a byte
+    shape = (buffer.shape[0], segment.heads, segment.tokens, segment.used_bytes // item)
     strides = (typed.stride(0), segment.tokens * row, row, 1)
     return typed.as_strided(shape, strides, typed.storage_offset() + segment.offset // item)

@@ -1,6 +1,8 @@
 """Encoders and decoders of the storage formats; their sizes come from `kvlab.specs.formats`.
 
-A codec turns rows [..., D] into codes [..., D] and, for scaled formats, one fp32 scale per row [..., 1].
+A codec turns rows [..., D] into codes and, for scaled formats, metadata: what a row's codes are scaled and shifted by.
+Codes of 8 bits and more are [..., D], of fewer uint8 [..., bytes] (see `kvlab.quant.packing`). Formats that quantize
+several tokens together have no codec of rows: see `kvlab.quant.closed`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.quant import fp8_e4m3, int8, plain
+from kvlab.quant import (
+    fp8_e4m3, fp8_e5m2, fp8_rows, hadamard, int4, int4_g32, int8, int8_asym, mxfp4, nvfp4, plain,
+)  # fmt: skip
+from kvlab.specs.formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -19,38 +24,67 @@ class Codec:
 
     Attributes:
         name: storage format name.
-        dtype: torch type of the codes.
-        scaled: whether rows have a scale.
-        encode: rows -> (codes, scale or None).
-        decode: (codes, scale or None) -> rows, in fp32 (fp64 for fp64 codes).
+        dtype: torch type of the codes; uint8 for packed ones.
+        encode: rows -> (codes, metadata or None).
+        decode: (codes, metadata or None, width D) -> rows, in fp32 (fp64 for fp64 codes). Packed codes of an odd
+            width need it.
+        meta: torch type of the metadata, None for formats without.
     """
 
     name: str
     dtype: torch.dtype
-    scaled: bool
     encode: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
-    decode: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    decode: Callable[..., torch.Tensor]
+    meta: torch.dtype | None = None
+
+    @property
+    def scaled(self) -> bool:
+        """Whether rows have metadata."""
+        return self.meta is not None
 
 
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+_PLAIN = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CODECS = {
     c.name: c
     for c in (
-        Codec("fp64", torch.float64, False, plain.encoder(torch.float64), plain.decode),
-        Codec("fp32", torch.float32, False, plain.encoder(torch.float32), plain.decode),
-        Codec("bf16", torch.bfloat16, False, plain.encoder(torch.bfloat16), plain.decode),
-        Codec("fp16", torch.float16, False, plain.encoder(torch.float16), plain.decode),
-        Codec("fp8_e4m3", torch.float8_e4m3fn, False, fp8_e4m3.encode, fp8_e4m3.decode),
-        Codec("int8", torch.int8, True, int8.encode, int8.decode),
+        *(Codec(name, dtype, plain.encoder(dtype), plain.decode) for name, dtype in _PLAIN.items()),
+        Codec("fp8_e4m3", _E4M3, fp8_e4m3.encode, fp8_e4m3.decode),
+        Codec("fp8_e5m2", _E5M2, fp8_e5m2.encode, fp8_e5m2.decode),
+        Codec("fp8_e4m3_row", _E4M3, fp8_rows.encoder(fp8_e4m3), fp8_rows.decode, torch.float32),
+        Codec("fp8_e5m2_row", _E5M2, fp8_rows.encoder(fp8_e5m2), fp8_rows.decode, torch.float32),
+        Codec("int8", torch.int8, int8.encode, int8.decode, torch.float32),
+        Codec("int8_asym", torch.uint8, int8_asym.encode, int8_asym.decode, torch.float32),
+        Codec("int4", torch.uint8, int4.encode, int4.decode, torch.float32),
+        Codec("int4_sym", torch.uint8, int4.encode_symmetric, int4.decode, torch.float32),
+        Codec("int4_g32", torch.uint8, int4_g32.encode, int4_g32.decode, torch.float16),
+        Codec("nvfp4", torch.uint8, nvfp4.encode, nvfp4.decode, _E4M3),
+        Codec("mxfp4", torch.uint8, mxfp4.encode, mxfp4.decode, torch.uint8),
+        Codec("int4_had", torch.uint8, hadamard.encode_int4, hadamard.decode_int4, torch.float32),
+        Codec("int3_had", torch.uint8, hadamard.encode_int3, hadamard.decode_int3, torch.float16),
     )
 }
+
+
+def row_formats() -> tuple[str, ...]:
+    """Names of the formats that store each token's rows on their own."""
+    return tuple(_CODECS)
 
 
 def get_codec(name: str) -> Codec:
     """The codec of storage format `name`.
 
     Raises:
-        ValueError: the engine cannot store this format (yet).
+        ValueError: unknown, or a format that quantizes several tokens together.
     """
+    if name in FORMATS and name not in _CODECS:
+        raise ValueError(f"kv dtype {name!r}: stores groups of tokens, not rows; it is for keys and values that stay")
     if name not in _CODECS:
-        raise ValueError(f"kv dtype {name!r}: the engine stores {', '.join(_CODECS)}")
+        raise ValueError(f"kv dtype {name!r}: the engine stores {', '.join(FORMATS)}")
     return _CODECS[name]
+
+
+def round_trip(name: str, rows: torch.Tensor) -> torch.Tensor:
+    """`rows` [..., D] encoded and decoded."""
+    codec = get_codec(name)
+    return codec.decode(*codec.encode(rows), rows.shape[-1])

@@ -16,6 +16,6 @@ def encode(x: torch.Tensor) -> tuple[torch.Tensor, None]:
     return x.clamp(-MAX, MAX).masked_fill(x.isinf(), torch.nan).to(torch.float8_e4m3fn), None
 
 
-def decode(codes: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+def decode(codes: torch.Tensor, scale: torch.Tensor | None = None, width: int | None = None) -> torch.Tensor:
     """The rows in fp32, exactly."""
     return codes.float()

@@ -22,7 +22,7 @@ def encode(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.to(torch.int8), scale
 
 
-def decode(codes: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+def decode(codes: torch.Tensor, scale: torch.Tensor | None, width: int | None = None) -> torch.Tensor:
     """The rows in fp32."""
     assert scale is not None
     return codes.float() * scale

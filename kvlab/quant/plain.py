@@ -16,6 +16,6 @@ def encoder(dtype: torch.dtype) -> Callable[[torch.Tensor], tuple[torch.Tensor, 
     return encode
 
 
-def decode(codes: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+def decode(codes: torch.Tensor, scale: torch.Tensor | None = None, width: int | None = None) -> torch.Tensor:
     """The rows in fp32; fp64 stays fp64."""
     return codes if codes.dtype == torch.float64 else codes.float()

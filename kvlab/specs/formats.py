@@ -2,7 +2,8 @@
 
 A row is what one token stores for one head: `width` values. Its codes are packed to whole bytes;
 its metadata (scales, zero points) is counted per group of values. Nothing here encodes or decodes:
-that is `kvlab.quant`, which takes every size from here.
+that is `kvlab.quant`, which takes every size from here. A format with `group_tokens` has no rows of single
+tokens: `kvlab.specs.grouped` says what it keeps instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ class StorageFormat:
         scale_bytes: bytes of scale (and zero point) per group of values; 0 for plain types.
         group_values: values that share a scale; 0 means the whole row (one token, one head).
         about: one line for people.
+        group_tokens: tokens that are quantized together once they are old enough; 0: each token alone, at once.
+        recent: of such a format, tokens that a query must be past the end of a group before it reads its codes.
+        outliers: of such a format, values per thousand that are kept apart, each with its place.
     """
 
     name: str
@@ -29,10 +33,15 @@ class StorageFormat:
     scale_bytes: int = 0
     group_values: int = 0
     about: str = ""
+    group_tokens: int = 0
+    recent: int = 0
+    outliers: int = 0
 
     def code_bytes(self, width: int) -> int:
-        """Bytes of the codes of one row of `width` values, without padding."""
-        return -(-width * self.bits // 8)
+        """Bytes of the codes of one row of `width` values, without padding: each plane of a power of two of bits is
+        packed to whole bytes (3 bits are a plane of 2 and one of 1)."""
+        planes = (self.bits & bit for bit in (1, 2, 4)) if self.bits < 8 else (self.bits,)
+        return sum(-(-width * plane // 8) for plane in planes)
 
     def meta_bytes(self, width: int) -> int:
         """Bytes of scales and zero points of one row of `width` values."""
@@ -56,15 +65,27 @@ FORMATS: dict[str, StorageFormat] = {
         StorageFormat("fp32", 32, about="IEEE single"),
         StorageFormat("bf16", 16, about="bfloat16"),
         StorageFormat("fp16", 16, about="IEEE half"),
-        StorageFormat("fp8_e4m3", 8, about="8-bit float, 3 mantissa bits, clamped to +-448, scale 1"),
-        StorageFormat("fp8_e5m2", 8, about="8-bit float, 2 mantissa bits, scale 1"),
+        StorageFormat("fp8_e4m3", 8, about="8-bit float, 3 mantissa bits, clamped to +-448, scale 1 or calibrated"),
+        StorageFormat("fp8_e5m2", 8, about="8-bit float, 2 mantissa bits, clamped to +-57,344, scale 1 or calibrated"),
+        StorageFormat("fp8_e4m3_row", 8, 4, about="fp8 e4m3, one fp32 scale per token and head"),
+        StorageFormat("fp8_e5m2_row", 8, 4, about="fp8 e5m2, one fp32 scale per token and head"),
         StorageFormat("int8", 8, 4, about="symmetric, one fp32 scale per token and head"),
-        StorageFormat("int4", 4, 4, about="asymmetric, fp16 scale and zero point per token and head"),
-        StorageFormat("int4_g32", 4, 4, 32, about="asymmetric, fp16 scale and zero point per 32 values"),
+        StorageFormat("int8_asym", 8, 8, about="asymmetric, fp32 scale and smallest value per token and head"),
+        StorageFormat("int4", 4, 4, about="asymmetric, fp32 scale per token and head, zero point in its last 4 bits"),
+        StorageFormat("int4_sym", 4, 4, about="symmetric, one fp32 scale per token and head"),
+        StorageFormat("int4_g32", 4, 4, 32, about="asymmetric, fp16 scale and smallest value per 32 values"),
         StorageFormat("nvfp4", 4, 1, 16, about="e2m1 codes, one e4m3 scale per 16 values"),
-        StorageFormat("mxfp4", 4, 1, 32, about="e2m1 codes, one e8m0 scale per 32 values"),
+        StorageFormat("mxfp4", 4, 1, 32, about="e2m1 codes, one e8m0 scale (a power of two) per 32 values"),
+        StorageFormat("int4_had", 4, 4, about="int4 of the row turned by a Hadamard matrix"),
+        StorageFormat("int3_had", 3, 4, about="3 bits, fp16 scale and smallest value, of the row turned likewise"),
+        StorageFormat("kivi4", 4, 4, 32, "keys per channel, values per token, 32 together; the last 128 in full", 32, 128),
+        StorageFormat("kivi2", 2, 4, 32, "as kivi4, with 2 bits", 32, 128),
+        StorageFormat(
+            "kvquant3", 3, 4, 32, "keys before rotation, uneven codes, 1% of values apart; the last 128 in full",
+            32, 128, 10,
+        ),
     )
-}
+}  # fmt: skip
 
 _ALIASES = {
     "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",

@@ -71,10 +71,11 @@ def fill(
     keys, values = [], []
     for b, n in enumerate(seq_lens):
         stored = []
-        for codes, scales in ((views.k, views.k_scale), (views.v, views.v_scale)):
-            rows = torch.randn(n, heads, codes.shape[3], generator=generator, dtype=torch.float64)
+        halves = ((views.k, views.k_scale, views.key_dim), (views.v, views.v_scale, views.value_dim))
+        for codes, scales, width in halves:
+            rows = torch.randn(n, heads, width, generator=generator, dtype=torch.float64)
             encoded, scale = get_codec(fmt).encode(rows)
-            stored.append(get_codec(fmt).decode(encoded, scale).double())
+            stored.append(get_codec(fmt).decode(encoded, scale, width).double())
             for t in range(n):
                 page, offset = int(table[b, t // block_size]), t % block_size
                 codes[page, :, offset] = encoded[t]
@@ -97,7 +98,7 @@ def oracle(
     alibi: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention [T, Hq, Dv] in fp64, one query and head after the other; rows of no sequence are 0."""
-    out = torch.zeros(*query.shape[:2], paged.views.v.shape[3], dtype=torch.float64)
+    out = torch.zeros(*query.shape[:2], paged.views.value_dim, dtype=torch.float64)
     starts = paged.batch.query_start_loc.tolist()
     share = query.shape[1] // paged.views.k.shape[1]
     for b, (key, value) in enumerate(zip(paged.keys, paged.values, strict=True)):

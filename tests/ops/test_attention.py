@@ -9,6 +9,7 @@ from tolerances import assert_close
 
 from kvlab.ops import numba_support
 from kvlab.ops.attention import paged_attention
+from kvlab.quant import row_formats
 
 BACKENDS = ["reference", "torch", "cpu"]
 MIXES = {
@@ -20,7 +21,7 @@ MIXES = {
 }
 OPTIONS = {
     "backend": BACKENDS,
-    "fmt": ["fp32", "bf16", "fp16", "fp8_e4m3", "int8"],
+    "fmt": [name for name in row_formats() if name != "fp64"],
     "heads": [(4, 4), (8, 2), (9, 3), (5, 1)],
     "head_dim": [64, 80, 96, 128, 20],
     "block_size": [16, 1, 7],

@@ -7,9 +7,11 @@ import torch
 from latent_pages import fill, oracle, poisoned
 
 from kvlab.ops.mla_attention import absorbed, expanded, mla_attention, selected_attention
+from kvlab.ops.mla_attention.gather import span
 from kvlab.ops.mla_attention.merge import merge
 from kvlab.ops.mla_attention.rule import crossover, expands, operations
 from kvlab.ops.write_rows import write_rows
+from kvlab.quant import round_trip, row_formats
 from kvlab.specs.formats import get_format
 from kvlab.specs.parts import MLALatent
 
@@ -164,10 +166,19 @@ def test_long_chunks_expand_and_decodes_do_not():
     assert crossover(10**6, 512, 256) == 171
 
 
-def test_a_format_with_codes_of_its_own_is_refused():
-    views = poisoned(MLALatent(8, 4, get_format("int8")), 2, 3)
-    with pytest.raises(ValueError, match="kv_dtype: latent rows are stored in fp64, fp32, bf16 or fp16, not as int8"):
-        write_rows({"latent": torch.zeros(1, 8)}, views, torch.tensor([2]))
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("fmt", row_formats())
+def test_latents_in_every_format_are_read_as_their_codec_gives_them_back(fmt, backend, monkeypatch):
+    monkeypatch.setenv("KVLAB_OPS", backend)
+    views = poisoned(MLALatent(13, 6, get_format(fmt)), 4, 4)
+    rows = {"latent": torch.randn(3, 13), "rope": torch.randn(3, 6)}
+    write_rows(rows, views, torch.tensor([13, -1, 6]))
+    table = torch.tensor([3, 1])
+    latents, turned = span(views, table, (1, 7), torch.float32)
+    for name, got in (("latent", latents), ("rope", turned)):
+        want = round_trip(fmt, rows[name]).float()
+        assert torch.equal(got[0], want[0]) and torch.equal(got[5], want[2])
+        assert got[1:5].isnan().all(), "slots that nobody wrote are NaN"
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])

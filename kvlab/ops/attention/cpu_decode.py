@@ -18,7 +18,7 @@ from kvlab.ops.attention.cpu_math import exp_row, softcap_row
 from kvlab.ops.cpu_prefetch import prefetch
 from kvlab.ops.linear.cpu import dot, tile_1x4
 from kvlab.ops.numba_support import kernel
-from kvlab.quant.rows import block_floats
+from kvlab.quant.rows import block_floats, zero_point
 
 CHUNK = 128  # tokens of an item
 LANES = 4  # tokens that are computed together
@@ -92,12 +92,14 @@ def _chunks(seq_len, window, chunk):
 @kernel()
 def attend_item(query, pages, geometry, table, item, options, slopes, acc, stats) -> None:
     """Unnormalised attention acc [share, Dv] of one item; stats [share, 2] = (largest score, sum of weights)."""
-    codes, scales = pages
+    codes = pages[0]
     weights = np.empty((query.shape[0], CHUNK), np.float32)
     bits = np.empty((min(CHUNK, geometry[0]), max(query.shape[1], acc.shape[1])), np.uint32)
     _key_pass(query, codes, geometry, table, item, options[4], bits, weights)
-    _soften(item, scales, geometry, table, options, slopes, weights, stats)
-    acc[:] = 0
+    shifts = np.zeros(query.shape[0], np.float32)
+    _soften(query, item, pages, geometry, table, options, slopes, weights, shifts, stats)
+    for g in range(acc.shape[0]):
+        acc[g] = -shifts[g]
     block_size, first, share = geometry[0], item[2], acc.shape[0]
     head, ahead = geometry[3] + item[1] * block_size * geometry[7], cdiv(block_size * geometry[7], share)
     while first < item[3]:
@@ -148,19 +150,28 @@ def _products(query, rows, out) -> None:
 
 
 @kernel()
-def _soften(item, scales, geometry, table, options, slopes, weights, stats) -> None:
-    """From products to weights, in place: scales of the keys, soft-cap, slopes, exponentials, scales of the values."""
+def _soften(query, item, pages, geometry, table, options, slopes, weights, shifts, stats) -> None:
+    """From products to weights, in place: scales of the keys, soft-cap, slopes, exponentials, scales of the values.
+
+    A row is scale * (codes - zero): products lose zero * sum(query), and shifts [share] gets what every value has too
+    much, the sum of weight * zero.
+    """
     scale, _, softcap, _, _, scaled = options
+    codes, scales = pages
     block_size, tokens = geometry[0], item[3] - item[2]
     for g in range(weights.shape[0]):
         row = weights[g, :tokens]
         for t in range(tokens):
             row[t] *= np.float32(scale)
         if scaled:
+            total = np.float32(0)
+            for d in range(query.shape[1]):
+                total += query[g, d]
+            total *= np.float32(scale)
             for t in range(tokens):
                 position = item[2] + t
-                place = item[1] * block_size + position % block_size
-                row[t] *= scales[table[position // block_size], geometry[4] + place]
+                page, place = table[position // block_size], geometry[4] + item[1] * block_size + position % block_size
+                row[t] = (row[t] - zero_point(codes, scales, page, place) * total) * scales[page, place]
         if softcap > 0:
             softcap_row(row, np.float32(softcap))
         if slopes.shape[0]:
@@ -170,8 +181,9 @@ def _soften(item, scales, geometry, table, options, slopes, weights, stats) -> N
         if scaled:
             for t in range(tokens):
                 position = item[2] + t
-                place = item[1] * block_size + position % block_size
-                row[t] *= scales[table[position // block_size], geometry[5] + place]
+                page, place = table[position // block_size], geometry[5] + item[1] * block_size + position % block_size
+                row[t] *= scales[page, place]
+                shifts[g] += row[t] * zero_point(codes, scales, page, place)
 
 
 @kernel()

@@ -8,14 +8,14 @@ import torch
 
 from kvlab.ops.numba_support import kernel, launch
 from kvlab.ops.views import PageViews
-from kvlab.quant.rows import row_floats
+from kvlab.quant.rows import row_codes, row_floats, zero_point
 
 
 def gather_rows(views: PageViews, pages: np.ndarray, low: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Decoded (key, value), fp32 [Hkv, end - low, D] and [.., Dv], of positions low .. end - 1 of a sequence with table `pages`."""
-    heads, head_dim = views.k.shape[1], views.k.shape[3]
-    key = torch.empty((heads, end - low, head_dim))
-    value = torch.empty((heads, end - low, views.v.shape[3]))
+    heads = views.k.shape[1]
+    key = torch.empty((heads, end - low, views.key_dim))
+    value = torch.empty((heads, end - low, views.value_dim))
     flags = (views.format == "bf16", views.k_scale is not None)
     launch(_gather, views.codes, views.scales, views.geometry, pages, low, flags, key.numpy(), value.numpy())
     return key, value
@@ -34,15 +34,20 @@ def _gather(codes, scales, geometry, pages, low, flags, key, value) -> None:
             page = pages[(low + t) // block_size]
             row = h * block_size + (low + t) % block_size
             k_scale, v_scale = np.float32(1), np.float32(1)
+            k_zero, v_zero = np.float32(0), np.float32(0)
             if scaled:
                 k_scale, v_scale = scales[page, k_scales + row], scales[page, v_scales + row]
+                k_zero = zero_point(codes, scales, page, k_scales + row)
+                v_zero = zero_point(codes, scales, page, v_scales + row)
             start = k_offset + row * k_stride
-            _copy(row_floats(codes[page, start : start + key_dim], is_bf16, bits), k_scale, key[h, t])
+            stop = start + row_codes(codes, key_dim)
+            _copy(row_floats(codes[page, start:stop], is_bf16, bits), k_zero, k_scale, key[h, t])
             start = v_offset + row * v_stride
-            _copy(row_floats(codes[page, start : start + value_dim], is_bf16, bits), v_scale, value[h, t])
+            stop = start + row_codes(codes, value_dim)
+            _copy(row_floats(codes[page, start:stop], is_bf16, bits), v_zero, v_scale, value[h, t])
 
 
 @kernel()
-def _copy(row, factor, out) -> None:
+def _copy(row, zero, factor, out) -> None:
     for d in range(out.shape[0]):
-        out[d] = row[d] * factor
+        out[d] = (row[d] - zero) * factor

@@ -6,8 +6,8 @@ import torch
 
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.coded import decode_rows
 from kvlab.ops.views import PageViews
-from kvlab.quant import get_codec
 
 
 def paged_attention(
@@ -49,15 +49,9 @@ def gather(
     views: PageViews, table: torch.Tensor, low: int, end: int, query: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decoded (key, value) [Hkv, end - low, D] of positions low .. end - 1, in fp32, or fp64 for an fp64 query."""
-    decode = get_codec(views.format).decode
     positions = torch.arange(low, end, device=query.device)
     page = table[positions // views.block_size].long()
     offset = positions % views.block_size
     dtype = torch.promote_types(query.dtype, torch.float32)
-
-    def rows(codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-        picked = codes[page, :, offset]  # [S, Hkv, D]
-        picked_scales = None if scales is None else scales[page, :, offset]
-        return decode(picked, picked_scales).to(dtype).transpose(0, 1)
-
-    return rows(views.k, views.k_scale), rows(views.v, views.v_scale)
+    key, value = (decode_rows(views, name, (page, slice(None), offset)).to(dtype) for name in ("k", "v"))
+    return key.transpose(0, 1), value.transpose(0, 1)

@@ -6,8 +6,8 @@ import torch
 
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.coded import decode_rows
 from kvlab.ops.views import PageViews
-from kvlab.quant import get_codec
 
 QUERY_BLOCK = 128  # query tokens of a sequence whose scores exist at one time
 
@@ -50,8 +50,7 @@ def _sequences(query, views, batch, which, rules: Rules, padded) -> None:
     held = (table != 0).repeat_interleave(views.block_size, dim=1)
     key_live = (k_pos < seq_lens) & held  # [b, S]
     dtype = torch.promote_types(query.dtype, torch.float32)
-    key = _gather(views.format, views.k, views.k_scale, table, key_live).to(dtype)
-    value = _gather(views.format, views.v, views.v_scale, table, key_live).to(dtype)
+    key, value = (_gather(views, name, table, key_live).to(dtype) for name in ("k", "v"))
     seen = rules.seen(position[..., None], k_pos) & key_live[:, None] & live[..., None]  # [b, count, S]
     b, _, num_heads, head_dim = q.shape
     kv_heads = key.shape[1]
@@ -62,9 +61,8 @@ def _sequences(query, views, batch, which, rules: Rules, padded) -> None:
     padded.index_put_((torch.where(live, row, spare),), result.transpose(1, 2).to(padded.dtype))
 
 
-def _gather(fmt: str, codes, scales, table: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+def _gather(views: PageViews, name: str, table: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     """Decoded rows [b, Hkv, S, D] of the pages in `table` [b, n]; entries that are not `live` [b, S] are 0."""
-    picked = codes.view(torch.uint8)[table].view(codes.dtype) if codes.dtype.itemsize == 1 else codes[table]
-    rows = get_codec(fmt).decode(picked, None if scales is None else scales[table])  # [b, n, Hkv, P, D]
+    rows = decode_rows(views, name, table, heads=-3)  # [b, n, Hkv, P, D]
     rows = rows.transpose(1, 2).flatten(2, 3)
     return torch.where(live[:, None, :, None], rows, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.coded import segment_rows
 from kvlab.ops.compressed_attention.rules import Entries, Window
 
 
@@ -33,4 +34,5 @@ def compressed_attention(
 
 def _row(source: Window | Entries, name: str, sequence: int, place: int) -> torch.Tensor:
     size = source.views.block_size
-    return source.views[name][int(source.batch.block_table[sequence, place // size]), 0, place % size]
+    page = int(source.batch.block_table[sequence, place // size])
+    return segment_rows(source.views, name, (page, 0, place % size))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.coded import segment_rows
 from kvlab.ops.compressed_attention.rules import Entries, Window
 from kvlab.ops.mla_attention.selected import rows_to_sequences
 from kvlab.ops.views import SegmentViews
@@ -48,4 +49,5 @@ def _pick(
     """(rows [n, k, D], live bool [n, k]) at `places` [n, k] of sequences with `table` [n, width]; 0 where negative."""
     live, place = places >= 0, places.clamp_min(0)
     page = table.gather(1, torch.div(place, views.block_size, rounding_mode="floor")).long()
-    return torch.where(live[..., None], views[name][page, 0, place % views.block_size], 0).to(dtype), live
+    rows = segment_rows(views, name, (page, 0, place % views.block_size))
+    return torch.where(live[..., None], rows, 0).to(dtype), live

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.coded import segment_rows
 from kvlab.ops.views import SegmentViews
 
 
@@ -24,7 +25,7 @@ def index_topk(
             position = end - (starts[b + 1] - row)
             scores = []
             for entry in range((position + 1) // ratio):
-                key = views["index"][table[entry // size], 0, entry % size].to(query.dtype)
+                key = segment_rows(views, "index", (table[entry // size], 0, entry % size)).to(query.dtype)
                 scores.append(float((weights[row] * torch.relu(query[row] @ key)).sum()))
             best = sorted(range(len(scores)), key=lambda s: -scores[s])[: chosen.shape[1]]
             chosen[row, : len(best)] = torch.tensor(best, dtype=torch.int64)

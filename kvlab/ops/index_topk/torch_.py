@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.coded import segment_rows
 from kvlab.ops.views import SegmentViews
 
 QUERY_BLOCK = 64  # queries of a chunk whose scores per head exist at one time
@@ -41,7 +42,7 @@ def _keys(views: SegmentViews, table: torch.Tensor, count: int) -> tuple[torch.T
     """(index keys [b, count, D] of the sequences with `table` [b, width], 0 .. count - 1)."""
     entries = torch.arange(count, device=table.device)
     page = table[:, torch.div(entries, views.block_size, rounding_mode="floor")].long()
-    return views["index"][page, 0, entries % views.block_size], entries
+    return segment_rows(views, "index", (page, 0, entries % views.block_size)), entries
 
 
 def _choose(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.ops.coded import segment_rows
 from kvlab.ops.views import SegmentViews
 
 
@@ -16,7 +17,7 @@ def gather(
     """
     found = []
     for name in ("latent", "rope"):
-        rows = views[name][table.long()].squeeze(2).flatten(1, 2)
+        rows = segment_rows(views, name, table.long()).squeeze(2).flatten(1, 2)
         found.append(torch.where(live[..., None], rows, 0).to(dtype))
     return found[0], found[1]
 
@@ -28,4 +29,5 @@ def span(
     positions = torch.arange(*bounds, device=table.device)
     size = views.block_size
     page, offset = table[torch.div(positions, size, rounding_mode="floor")].long(), positions % size
-    return views["latent"][page, 0, offset].to(dtype), views["rope"][page, 0, offset].to(dtype)
+    latents, rope = (segment_rows(views, name, (page, 0, offset)).to(dtype) for name in ("latent", "rope"))
+    return latents, rope

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.coded import segment_rows
 from kvlab.ops.mla_attention.absorbed import attend, enter, leave
 from kvlab.ops.views import SegmentViews
 
@@ -51,5 +52,6 @@ def pick(
     live, position = chosen >= 0, chosen.clamp_min(0)
     page = table.gather(1, torch.div(position, views.block_size, rounding_mode="floor")).long()
     offset = position % views.block_size
-    latents, rope = (torch.where(live[..., None], views[n][page, 0, offset], 0).to(dtype) for n in ("latent", "rope"))
+    picked = (segment_rows(views, name, (page, 0, offset)) for name in ("latent", "rope"))
+    latents, rope = (torch.where(live[..., None], rows, 0).to(dtype) for rows in picked)
     return latents, rope, live

@@ -5,24 +5,25 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from kvlab.ops.coded import encode_rows
 from kvlab.ops.numba_support import kernel
 from kvlab.ops.views import PageViews
-from kvlab.quant import get_codec
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, views: PageViews, slot_mapping: torch.Tensor) -> None:
     """See `kvlab.ops.write_kv.write_kv`. Serial: a copy of the step's own tokens is not worth waking threads."""
     slots, geometry, codes = slot_mapping.numpy(), views.geometry, views.codes
-    encode = get_codec(views.format).encode
-    for i, rows in enumerate((key, value)):
-        new_codes, new_scales = encode(rows)
+    for i, (name, rows) in enumerate((("k", key), ("v", value))):
+        new_codes, new_scales = encode_rows(views, name, rows)
         _scatter(_bits(new_codes, codes.dtype), slots, codes, geometry[0], geometry[(1, 7)[i]], geometry[2 + i])
         if new_scales is not None:
             _scatter(new_scales.numpy(), slots, views.scales, geometry[0], 1, geometry[4 + i])
 
 
 def _bits(codes: torch.Tensor, dtype: np.dtype) -> np.ndarray:
-    """`codes` as an array of the pages' type; bf16, fp16 and fp8 as integers of their width."""
+    """`codes` as an array of the pages' type; bf16, fp16 and fp8 as integers of their width, packed codes as uint32."""
+    if dtype == np.uint32:
+        return codes.contiguous().numpy().view(dtype)
     if codes.dtype in (torch.bfloat16, torch.float16):
         return codes.view(torch.int16).numpy().view(dtype)
     return codes.view(torch.uint8).numpy() if codes.dtype == torch.float8_e4m3fn else codes.numpy()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.ops.coded import encode_rows
 from kvlab.ops.views import PageViews
-from kvlab.quant import get_codec
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, views: PageViews, slot_mapping: torch.Tensor) -> None:
     """See `kvlab.ops.write_kv.write_kv`."""
-    encode = get_codec(views.format).encode
-    for rows, codes, scales in ((key, views.k, views.k_scale), (value, views.v, views.v_scale)):
-        new_codes, new_scales = encode(rows)
+    for name, rows, codes, scales in (("k", key, views.k, views.k_scale), ("v", value, views.v, views.v_scale)):
+        new_codes, new_scales = encode_rows(views, name, rows)
         for t, slot in enumerate(slot_mapping.tolist()):
             if slot < 0:
                 continue

@@ -6,7 +6,7 @@ import torch
 
 
 def write_rows(rows: torch.Tensor, stored: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Row t of `rows` [T, width] to its slot in `stored` [pages, 1, entries, width]."""
+    """Row t of `rows` [T, width] (codes or metadata) to its slot in `stored` [pages, 1, entries, width]."""
     for t, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
             page, offset = divmod(slot, stored.shape[2])
