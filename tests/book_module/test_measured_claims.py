@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 
 import pytest
 
@@ -105,3 +106,25 @@ def test_pages_of_two_that_left_serve_one_that_is_longer_than_either() -> None:
     pool.free(second)
     longer = pool.allocate(4)
     assert sorted(longer) == sorted(first + second) and not set(longer) & set(stays)
+
+
+def test_two_places_and_three_caches_first_in_first_out() -> None:
+    gpu, host = deque(["a", "b"]), []
+
+    def needs_room(cache: str) -> None:
+        if cache in host:
+            host.remove(cache)
+        host.append(gpu.popleft())
+        gpu.append(cache)
+
+    needs_room("c")
+    assert (list(gpu), host) == (["b", "c"], ["a"])
+    needs_room("a")
+    assert (list(gpu), host) == (["c", "a"], ["b"])
+
+
+def test_the_snippets_six_of_ten_tokens() -> None:
+    attended = {0: 9.0, 1: 0.2, 2: 4.0, 3: 0.1, 4: 0.3, 5: 6.0, 6: 0.2, 7: 0.4, 8: 0.1, 9: 0.2}
+    recent = set(attended) - set(range(8))
+    heavy = set(sorted(set(attended) - recent, key=attended.__getitem__)[-4:])
+    assert (heavy, recent) == ({0, 2, 5, 7}, {8, 9}) and len(heavy | recent) == 6

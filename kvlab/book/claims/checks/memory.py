@@ -120,6 +120,21 @@ def pages_of(story: list[list[str | int]], asked: str) -> Value:
 
 
 @check
+def slots_kept(model: str, context: int, drafts: int, accepted: int) -> Value:
+    """Slots by which a sequence has grown after one step that verified `drafts` tokens and accepted `accepted`."""
+    groups = group_parts(model_spec(model), 1)
+    most = context + 1 + drafts
+    manager = KVCacheManager(groups, [most + 1] * len(groups), most)
+    assert manager.allocate("r", most)
+    during = len(manager.block_table("r")) - context
+    manager.advance("r", context + 1 + accepted)
+    manager.truncate("r", context + 1 + accepted)
+    number = len(manager.block_table("r")) - context
+    text = f"{number} slot{'s' * (number > 1)} kept of {during} written, {drafts} drafted, {accepted} accepted"
+    return Value(number, text, brief=f"{number} kept of {during}")
+
+
+@check
 def gpu_bandwidth(gpu: str) -> Value:
     """Bytes a second that a GPU reads from its memory, by its data sheet."""
     found = get_gpu(gpu)

@@ -56,6 +56,17 @@ def remainder(of: Check, less: list[Check]) -> Value:
 
 
 @check
+def total(of: list[Check]) -> Value:
+    """Bytes of several checks together."""
+    parts = [run(row) for row in of]
+    number = int(sum(part.number for part in parts))
+    others = tuple(sum(readings) for readings in zip(*(part.other_readings for part in parts), strict=False))
+    terms = " + ".join(gb(int(part.number)) for part in parts)
+    also = f"; {gb(int(others[0]))} with k = 1,000" if others and others[0] != number else ""
+    return Value(number, f"{terms} = {gb(number)} = {gib(number)}{also}", others, gb(number))
+
+
+@check
 def exceeds(of: Check, to: Check) -> Value:
     """1 when the first check's number is larger than the second's, else 0."""
     top, bottom = run(of), run(to)
