@@ -47,4 +47,4 @@ def _held_pages(manager: KVCacheManager) -> list[tuple[int, int]]:
         (g, page) for tables in manager.tables.values() for g, table in enumerate(tables) for page in table
         if page != NULL_BLOCK
     ]  # fmt: skip
-    return found + list(manager.kept.pages()) + list(manager.drafts.pages())
+    return found + list(manager.kept.pages()) + list(manager.drafts.pages()) + list(manager.pins.pages())

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from kvlab.cache.check import check_invariants
 from kvlab.cache.drafts import Drafts
 from kvlab.cache.kept import KeptStates, PageCopy
+from kvlab.cache.pins import Pins
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
 from kvlab.cache.sectors import SectorPages
 from kvlab.specs.layout import Group
@@ -81,41 +82,12 @@ class KVCacheManager:
             )
         self.kept = KeptStates(self.rollback, {g: self.pools[g] for g, rule in enumerate(rules) if rule == "state"})
         self.drafts = Drafts(self)
+        # pages that copies to or from a lower tier are reading or writing
+        self.pins = Pins(self.pools)
 
     def _pool(self, group: int) -> BlockPool | SectorPages:
         units = self.unit_pools[self.layout.pool_of(group)]
         return SectorPages(units, self.layout.pages_per_unit[group]) if self.layout.policy == "sectors" else units
-
-    # who may come in
-
-    def too_long(self, tokens: int) -> str:
-        """Why a sequence of `tokens` tokens could never fit these pools, even empty ones; "" when it can."""
-        pages = self.layout.sequence_pages(tokens, self.in_flight, self.rollback)
-        for pool, need in enumerate(self.layout.units(pages)):
-            have = self.unit_pools[pool].num_blocks - 1
-            if need > have and self.layout.policy == "per_kind":
-                return f"{tokens} tokens take {need} pages of group {self.groups[pool].name}, the pool has {have}"
-            if need > have:
-                unit = "sectors" if self.layout.policy == "sectors" else "pages"
-                return f"{tokens} tokens take {need} {unit} over all groups, the pool has {have}"
-        return ""
-
-    def has_room(self, tokens: int, spare: int = 0) -> bool:
-        """Whether a new sequence of `tokens` tokens fits beside what is held, `spare` pages of each group left over."""
-        counts = self.layout.sequence_pages(tokens, self.in_flight, self.rollback)
-        for g, group in enumerate(self.groups):
-            # a state grows by nothing, unless copies of it are kept
-            counts[g] += spare if group.retention.rule != "state" or self.rollback.most(2**31) else 0
-        return not self._short(counts)
-
-    def missing(self, request_id: str, tokens: int, keep_state: bool = False) -> int:
-        """Units short, over all pools, of giving the first `tokens` tokens slots; 0 when `allocate` will succeed."""
-        return self._short(self._needed(request_id, tokens, keep_state))
-
-    @property
-    def keeps_states(self) -> bool:
-        """Whether any group has states to keep."""
-        return bool(self.kept.pools)
 
     # pages taken and given back
 
@@ -226,26 +198,7 @@ class KVCacheManager:
                 return self.groups[g].name
         return ""
 
-    # counting
-
-    def _needed(self, request_id: str, tokens: int, keep_state: bool) -> list[int]:
-        tables = self.tables.get(request_id)
-        counts = []
-        for g, group in enumerate(self.groups):
-            have = len(tables[g]) if tables else 0
-            counts.append(max(0, table_pages(group.retention, group.block_size, tokens) - have))
-        for g in self.kept.pools if keep_state else ():
-            counts[g] += self.kept.extra_pages(request_id, tokens)
-        return counts
-
-    def _short(self, pages: Sequence[int]) -> int:
-        """Units short, over all pools, of so many more pages of each group."""
-        need = [0] * len(self.unit_pools)
-        for g, count in enumerate(pages):
-            pool = self.pools[g]
-            if count:
-                need[self.layout.pool_of(g)] += cdiv(max(0, count - pool.num_open), pool.pages_per_unit)
-        return sum(max(0, n - units.num_free) for n, units in zip(need, self.unit_pools, strict=True))
+    # reading
 
     def block_table(self, request_id: str, group: int = 0) -> array[int]:
         """The request's table in that group: page ids by position, 0 where nothing is held. Not to be changed."""
@@ -265,16 +218,6 @@ class KVCacheManager:
         if end > len(table) * size or (start < end and NULL_BLOCK in table[start // size : cdiv(end, size)]):
             raise ValueError(f"positions {start} to {end}: not all have a page in request {request_id}")
         return [table[i // size] * size + i % size for i in range(start, end)]
-
-    @property
-    def num_free(self) -> int:
-        """Free units over all pools."""
-        return sum(units.num_free for units in self.unit_pools)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the units that requests hold, page rounding included."""
-        return sum(p.num_held * size for p, size in zip(self.unit_pools, self.layout.unit_bytes, strict=True))
 
     def check_invariants(self) -> None:
         """Asserts the invariants of tables and pools: see `kvlab.cache.check`.

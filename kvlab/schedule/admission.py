@@ -42,6 +42,8 @@ class Admission:
             return f"request {alone.request_id} needs the pool to itself"
         if running >= scheduler.limits.max_num_seqs:
             return f"max_num_seqs {scheduler.limits.max_num_seqs} requests run"
+        if scheduler.tiers and scheduler.tiers.leaving(request.request_id):
+            return "its pages are still being read on their way down"
         known = {"hit": hit} if hit else {}
         if not scheduler.cache.has_room(len(request.tokens), spare=running, **known):
             return f"{len(request.tokens)} tokens and a page for each running request do not fit now"
@@ -54,11 +56,29 @@ class Admission:
             pages, num_bytes = tiers.unpark(name)
             scheduler.emit(now, "swap_in", request, f"{num_bytes} bytes", request.num_computed, pages)
             return
+        if tiers and self._load(now, request, self._tokens(hit)):
+            return
         if hit:
             taken = scheduler.cache.allocate(name, hit.tokens, hit=hit)
             assert taken, f"{request} was admitted without room for its hit"
             request.num_computed = hit.tokens
             scheduler.emit(now, "hit", request, "in the pool", hit.tokens)
+
+    def _load(self, now: float, request: Request, above: int) -> bool:
+        """Whether a lower tier has more of the request than `above` tokens, and these are on their way."""
+        scheduler, tiers = self.scheduler, self.scheduler.tiers
+        found = tiers.find(request, above)
+        while tiers.finder.lost:
+            scheduler.emit(now, "lost", request, tiers.finder.lost.pop())
+        # the request is counted among the running ones by now
+        if found and not scheduler.cache.has_room(len(request.tokens), spare=len(scheduler.running) - 1):
+            tiers.release(found)
+            return False
+        if found:
+            pages, num_bytes = tiers.load(request.request_id, found)
+            request.num_computed = found.tokens
+            scheduler.emit(now, "load", request, f"{num_bytes} bytes", found.tokens, pages)
+        return found is not None
 
     def _hit(self, request: Request) -> Any:
         """What the prefix cache has of the request; None without a prefix cache, and for one that was swapped out."""

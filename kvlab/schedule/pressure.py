@@ -46,7 +46,7 @@ class Pressure:
         self.preempt(now, victim, f"{asking.request_id} needs pages" + (f"; {why}" if why else ""))
         return victim
 
-    def preempt(self, now: float, victim: Request, reason: str) -> None:
+    def preempt(self, now: float, victim: Request, reason: str, may_swap: bool = True) -> None:
         """`victim` loses its pages and waits again; it computes its tokens again, or has them brought back."""
         scheduler = self.scheduler
         scheduler.running.remove(victim)
@@ -54,7 +54,7 @@ class Pressure:
             self._alone = victim
         victim.preemptions += 1
         victim.drafts = ()
-        swaps, why = self._swaps(victim)
+        swaps, why = self._swaps(victim) if may_swap else (False, "")
         if swaps:
             pages, num_bytes = scheduler.tiers.park(victim.request_id)
             scheduler.emit(now, "preempt", victim, reason, 0, pages)
@@ -79,6 +79,8 @@ class Pressure:
     def forget_parked(self, request: Request, now: float) -> None:
         """What a lower tier holds of a waiting request is given up: its tokens are computed again."""
         tiers = self.scheduler.tiers
+        if tiers and tiers.loading(request.request_id):
+            tiers.wait()
         if tiers and tiers.parked(request.request_id):
             tiers.forget(request.request_id)
             self.scheduler.emit(now, "lost", request, "cut back while it waited", request.num_computed)

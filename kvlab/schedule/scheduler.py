@@ -47,6 +47,8 @@ class Scheduler:
         self.step_number = 0
         self.pressure, self.admission = Pressure(self), Admission(self)
         self._arrived = 0
+        # requests whose tokens are being computed: their states are ahead of what is known
+        self._under_way: frozenset[str] = frozenset()
 
     @property
     def has_work(self) -> bool:
@@ -109,6 +111,7 @@ class Scheduler:
                 budget -= len(chunks[i].drafts)
         chunks.sort(key=lambda chunk: chunk.count != 1)
         assert chunks or not self.has_work or self.copies_under_way, "requests are alive, none was given a token"
+        self._under_way = frozenset(chunk.request.request_id for chunk in chunks)
         return Step(self.step_number, tuple(chunks))
 
     def update(self, step: Step, sampled: Sequence[int | Verified | None], now: float) -> list[Output]:
@@ -117,6 +120,7 @@ class Scheduler:
         `sampled` holds, for each chunk that samples, a token, or None when its logits are not finite; for a chunk with
         drafts what was verified of it. What belongs to a request that ended or was preempted since then is dropped.
         """
+        self._under_way = frozenset()
         outputs = []
         tokens = iter(sampled)
         for chunk in step.chunks:
@@ -149,7 +153,7 @@ class Scheduler:
         request = self.find(request_id)
         if request is None or request not in self.running or self.is_loading(request):
             return False
-        self.pressure.preempt(now, request, reason)
+        self.pressure.preempt(now, request, reason, may_swap=request_id not in self._under_way)
         return True
 
     def truncate(self, request_id: str, tokens: int, now: float) -> Restart:

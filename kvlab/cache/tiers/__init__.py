@@ -1,0 +1,16 @@
+"""Tiers below the pool: host memory, and a directory on disk below it. Bookkeeping only, standard library only.
+
+Two things move down: the pages of a request that was preempted ("parked"), and those of a request that ended, which a
+later one may begin with ("saved"). They come back bit for bit, whatever their format: a page is bytes.
+
+    slots.py     places for pages in host memory
+    snapshot.py  which pages a request holds, so that it can be rebuilt
+    keys.py      names of saved pages
+    saved.py     saved pages in host memory and on disk
+    tiers.py     parks, saves, finds and loads; pins what a copy under way reads or writes
+"""
+
+from kvlab.cache.tiers.slots import HostSlots
+from kvlab.cache.tiers.tiers import Tiers
+
+__all__ = ["HostSlots", "Tiers"]

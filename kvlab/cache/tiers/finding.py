@@ -1,0 +1,206 @@
+"""Which saved pages a request can begin with, and which pages of a request that ends are worth saving.
+
+Where every group keeps all entries, a page depends on the tokens up to its end and nothing else: pages are saved one by
+one, and a request begins with as many as there are. Windows have given their older pages back, and a state is that of
+one length: of such models the end of a sequence is saved whole, and only a request that contains all of it can use it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvlab.cache.manager import KVCacheManager
+from kvlab.cache.tiers.keys import page_name, prefix_digests, root_digest
+from kvlab.cache.tiers.saved import Entry, SavedPages
+from kvlab.cache.tiers.snapshot import Snapshot, snapshot
+
+Named = tuple[bytes, int, int, int]
+"""(name, group, page, slot in host memory)."""
+
+
+@dataclass
+class Found:
+    """Saved tokens: what a request holds of them, and for each of its pages the entry with its bytes."""
+
+    holdings: Snapshot
+    entries: list[Entry]
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+        return self.holdings.computed
+
+
+class Finder:
+    """Names and finds saved pages, for the pools of one cache."""
+
+    def __init__(self, cache: KVCacheManager, saved: SavedPages, fingerprint: bytes) -> None:
+        self.cache, self.saved, self.fingerprint = cache, saved, fingerprint
+        self._by_page = all(group.retention.rule == "all" for group in cache.groups)
+        # every group's pages end at multiples of this
+        self._unit = math.lcm(*(group.block_size for group in cache.groups))
+        # ends of sequences: holdings by the digest of their tokens; the digests' lengths
+        self._ends: dict[bytes, Snapshot] = {}
+        for name, note in saved.disk.notes() if saved.disk else ():
+            if (holdings := _from_note(note)) is not None:
+                self._ends[name] = holdings
+        self.lost: list[str] = []
+
+    # saving
+
+    def to_save(self, request) -> list[Named]:
+        """The pages of a request that are not saved yet, with places for them in host memory."""
+        # drafts that were right behind the token that ended it count as computed, and are no part of it
+        return self._pages_to_save(request) if self._by_page else self._end_to_save(request)
+
+    def _pages_to_save(self, request) -> list[Named]:
+        computed, tables = min(request.num_computed, len(request.tokens)), self.cache.tables[request.request_id]
+        digests = self._digests(request, self._page_ends(computed // self._unit * self._unit))
+        new = []
+        for end in sorted(digests):
+            for g, group in enumerate(self.cache.groups):
+                name = page_name(digests[end], g)
+                if end % group.block_size or self.saved.has(name):
+                    continue
+                entry = self.saved.add(name, g)
+                if entry is None:
+                    return new
+                new.append((name, g, tables[g][end // group.block_size - 1], entry.slot))
+        return new
+
+    def _end_to_save(self, request) -> list[Named]:
+        computed = request.num_computed
+        if not 0 < computed <= len(request.tokens):
+            return []
+        holdings, pages = snapshot(self.cache, request.request_id)
+        pages = pages[: sum(len(held) for _, held in holdings.tables)]
+        holdings = Snapshot(computed, holdings.tables)
+        digest = self._digests(request, [computed])[computed]
+        names = _names(digest, holdings)
+        if digest in self._ends and all(map(self.saved.has, names)):
+            return []
+        new = []
+        for name, (g, page) in zip(names, pages, strict=True):
+            if self.saved.entry(name) is None:
+                entry = self.saved.add(name, g)
+                if entry is None:
+                    # a part of a sequence's end serves nobody
+                    for added, _, _, _ in new:
+                        self.saved.drop(added)
+                    return []
+                new.append((name, g, page, entry.slot))
+        self._ends[digest] = holdings
+        if self.saved.disk:
+            self.saved.disk.write(digest, memoryview(b""), _to_note(holdings))
+        return new
+
+    # finding
+
+    def find(self, request, above: int) -> Found | None:
+        """See `Tiers.find`."""
+        # the last token is always computed: what follows it is picked from it
+        limit = len(request.tokens) - 1
+        return self._find_pages(request, limit, above) if self._by_page else self._find_end(request, limit, above)
+
+    def _find_pages(self, request, limit: int, above: int) -> Found | None:
+        unit = self._unit
+        digests = self._digests(request, self._page_ends(limit // unit * unit))
+        entries: list[list[Entry]] = [[] for _ in self.cache.groups]
+        tokens = 0
+        for end in range(unit, limit + 1, unit):
+            taken = self._fetch_unit(digests, end)
+            if taken is None:
+                break
+            for own, new in zip(entries, taken, strict=True):
+                own += new
+            tokens = end
+        found = [entry for own in entries for entry in own]
+        if tokens <= above:
+            for entry in found:
+                entry.pins -= 1
+            return None
+        counts = [tokens // group.block_size for group in self.cache.groups]
+        return Found(Snapshot(tokens, tuple((n, tuple(range(n))) for n in counts)), found)
+
+    def _fetch_unit(self, digests: dict[int, bytes], end: int) -> list[list[Entry]] | None:
+        """The pinned entries of each group's pages in the unit that ends at `end`, None when one is missing."""
+        taken: list[list[Entry]] = []
+        for g, group in enumerate(self.cache.groups):
+            ends = range(end - self._unit + group.block_size, end + 1, group.block_size)
+            taken.append([])
+            for at in ends:
+                entry = self._fetch(page_name(digests[at], g), g)
+                if entry is None:
+                    for pinned in (e for own in taken for e in own):
+                        pinned.pins -= 1
+                    return None
+                taken[-1].append(entry)
+        return taken
+
+    def _find_end(self, request, limit: int, above: int) -> Found | None:
+        lengths = {h.computed for h in self._ends.values() if above < h.computed <= limit}
+        digests = self._digests(request, lengths)
+        for tokens in sorted(lengths, reverse=True):
+            holdings = self._ends.get(digests[tokens])
+            if holdings is None or holdings.computed != tokens:
+                continue
+            entries: list[Entry] = []
+            groups = [g for g, (_, held) in enumerate(holdings.tables) for _ in held]
+            for name, g in zip(_names(digests[tokens], holdings), groups, strict=True):
+                entry = self._fetch(name, g)
+                if entry is None:
+                    break
+                entries.append(entry)
+            else:
+                return self._with_kept(holdings, entries)
+            for entry in entries:
+                entry.pins -= 1
+            del self._ends[digests[tokens]]
+        return None
+
+    def _with_kept(self, holdings: Snapshot, entries: list[Entry]) -> Found:
+        """What was found; its states also as kept ones, where steps back were promised and nothing earlier is there."""
+        every = self.cache.rollback.checkpoint_tokens
+        if not self.cache.keeps_states or not every or holdings.computed < every:
+            return Found(holdings, entries)
+        states = [entry for entry in entries if entry.group in self.cache.kept.pools]
+        for entry in states:
+            entry.pins += 1
+        return Found(Snapshot(holdings.computed, holdings.tables, (holdings.computed,)), entries + states)
+
+    def _fetch(self, name: bytes, group: int) -> Entry | None:
+        """The page in host memory, pinned."""
+        known = self.saved.has(name)
+        entry = self.saved.fetch(name, group)
+        if entry is None or not entry.ready:
+            if known and entry is None:
+                self.lost.append(f"saved page of group {self.cache.groups[group].name} cannot be read")
+            return None
+        entry.pins += 1
+        return entry
+
+    def _page_ends(self, tokens: int) -> set[int]:
+        sizes = {group.block_size for group in self.cache.groups}
+        return {end for size in sizes for end in range(size, tokens + 1, size)}
+
+    def _digests(self, request, ends: Iterable[int]) -> dict[int, bytes]:
+        return prefix_digests(root_digest(self.fingerprint, request), request.tokens, ends)
+
+
+def _names(digest: bytes, holdings: Snapshot) -> list[bytes]:
+    return [page_name(digest, g, i) for g, (_, held) in enumerate(holdings.tables) for i in held]
+
+
+def _to_note(holdings: Snapshot) -> str:
+    return json.dumps([holdings.computed, holdings.tables])
+
+
+def _from_note(note: str) -> Snapshot | None:
+    try:
+        computed, tables = json.loads(note)
+        return Snapshot(int(computed), tuple((int(n), tuple(map(int, held))) for n, held in tables))
+    except (ValueError, TypeError):
+        return None

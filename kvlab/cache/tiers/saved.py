@@ -1,0 +1,117 @@
+"""Saved pages: by name, in host memory, on disk, or both; the least recently used go first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvlab.cache.tiers.slots import HostSlots
+
+
+class Disk(Protocol):
+    """The disk tier. Every failure of it is a miss: it never raises for one, and never returns wrong bytes."""
+
+    def has(self, name: bytes) -> bool:
+        """Whether a file of that name is known; reading it may still fail."""
+
+    def write(self, name: bytes, payload: memoryview, note: str = "") -> bool:
+        """Whether the payload is safely on disk."""
+
+    def read(self, name: bytes, into: memoryview) -> bool:
+        """Whether `into` now holds exactly what was written; what could not be read is forgotten."""
+
+    def notes(self) -> list[tuple[bytes, str]]:
+        """Name and note of every file that has a note."""
+
+
+@dataclass
+class Entry:
+    """A saved page in host memory. `pins`: copies and lookups that use it now; `ready`: its bytes are there."""
+
+    group: int
+    slot: int
+    pins: int = 0
+    ready: bool = True
+
+
+class SavedPages:
+    """Saved pages of all groups.
+
+    Args:
+        slots: the places in host memory, shared with parked requests.
+        memory: the bytes of a slot.
+        disk: the tier below, or None.
+    """
+
+    def __init__(
+        self, slots: HostSlots, memory: Callable[[int, int], memoryview], disk: Disk | None
+    ) -> None:  # fmt: skip
+        self.slots, self.memory, self.disk = slots, memory, disk
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+
+    def has(self, name: bytes) -> bool:
+        """Whether the page is in host memory or on disk."""
+        return name in self._entries or bool(self.disk and self.disk.has(name))
+
+    def entry(self, name: bytes) -> Entry | None:
+        """The page in host memory, where reading it from disk put it if it was only there; None when it is lost.
+
+        It is the most recently used from now on.
+        """
+        entry = self._entries.get(name)
+        if entry is not None:
+            self._entries.move_to_end(name)
+        return entry
+
+    def fetch(self, name: bytes, group: int) -> Entry | None:
+        """As `entry`, reading from disk what is only there."""
+        entry = self.entry(name)
+        if entry is None and self.disk and self.disk.has(name):
+            slot = self.take_slot(group)
+            if slot is None:
+                return None
+            if not self.disk.read(name, self.memory(group, slot)):
+                self.slots.free(group, slot)
+                return None
+            entry = self._entries[name] = Entry(group, slot)
+        return entry
+
+    def add(self, name: bytes, group: int) -> Entry | None:
+        """A place in host memory for a page that is not there yet, pinned until `arrived`; None when there is none."""
+        slot = self.take_slot(group)
+        if slot is None:
+            return None
+        entry = self._entries[name] = Entry(group, slot, pins=1, ready=False)
+        return entry
+
+    def arrived(self, name: bytes) -> None:
+        """The page's bytes are in its place; they go on to the disk."""
+        entry = self._entries[name]
+        entry.pins, entry.ready = entry.pins - 1, True
+        self.write_down(name)
+
+    def drop(self, name: bytes) -> None:
+        """Forgets the page in host memory; copies of it that are under way are the caller's affair."""
+        entry = self._entries.pop(name)
+        self.slots.free(entry.group, entry.slot)
+
+    def write_down(self, name: bytes) -> None:
+        """Puts a page of host memory on disk too."""
+        entry = self._entries.get(name)
+        if self.disk and entry and not self.disk.has(name):
+            self.disk.write(name, self.memory(entry.group, entry.slot))
+
+    def take_slot(self, group: int) -> int | None:
+        """A slot, for which the least recently used pages that nobody uses may have to go; None when there is none."""
+        while (slot := self.slots.take(group)) is None:
+            name = next((n for n, entry in self._entries.items() if not entry.pins), None)
+            if name is None:
+                return None
+            self.write_down(name)
+            self.drop(name)
+        return slot
+
+    def __len__(self) -> int:
+        return len(self._entries)
