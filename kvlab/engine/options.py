@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 from kvlab.engine.speculation import Speculation
-from kvlab.schedule import Limits
+from kvlab.engine.tiers import TierOptions
+from kvlab.ops.views import FixedScales
+from kvlab.cache import PrefixOptions
+from kvlab.schedule import Limits, SchedulingPolicy
+from kvlab.schedule.policy import FIRST_COME
 from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
 
 
@@ -14,7 +19,9 @@ class EngineOptions:
     """How an engine is set up.
 
     Attributes:
-        kv_dtype: storage format of keys and values; None is the model's dtype.
+        kv_dtype: storage format of keys and values, or a rule such as "int4,sliding=bf16,first=2:bf16" (see
+            `kvlab.specs.kv_dtypes`); None is the model's dtype.
+        kv_scales: calibrated scales of layers in fp8, by layer (`kvlab.quant.calibrate`); None: scale 1.
         block_size: tokens per page.
         pools: how groups share memory: "per_kind", "unified" or "sectors" (see `kvlab.specs.pools`).
         num_blocks: units of each pool (pages; sectors where those are shared), the null one included; a tuple gives
@@ -22,6 +29,9 @@ class EngineOptions:
         kv_bytes: bytes of all pools; with neither this nor num_blocks a share of the free memory.
         split_tokens: pools of their own share kv_bytes as one sequence of this length needs them; None: the longest.
         rollback: how far sequences can be taken back, and which states are kept; by default nothing is.
+        prefix: what requests computed stays findable for others (see `kvlab.cache.prefix`); None: it does not.
+        scheduling: who goes first, who gives way when pages run out, and what becomes of its pages.
+        tiers: memory below the pool, for preempted requests and saved prefixes; None: none.
         max_model_len: prompt and output of a request; None is the model's own length.
         max_num_seqs: requests that run at once.
         max_batched_tokens: tokens of one step.
@@ -34,12 +44,16 @@ class EngineOptions:
     """
 
     kv_dtype: str | None = None
+    kv_scales: Mapping[int, FixedScales] | None = None
     block_size: int = 16
     pools: str = "per_kind"
     num_blocks: int | tuple[int, ...] | None = None
     kv_bytes: int | None = None
     split_tokens: int | None = None
     rollback: RollbackPolicy = NOTHING_KEPT
+    prefix: PrefixOptions | None = None
+    scheduling: SchedulingPolicy = FIRST_COME
+    tiers: TierOptions | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_batched_tokens: int = 2048
@@ -53,6 +67,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.pad_to < 1:
             raise ValueError(f"pad_to {self.pad_to}: must be at least 1")
+        if self.speculation is not None and self.speculation.keep_states:
+            object.__setattr__(self, "rollback", replace(self.rollback, before_drafts=True))
 
     def limits(self, max_position: int) -> Limits:
         """The limits of steps and sequences for a model of length `max_position`.

@@ -52,6 +52,11 @@ class RowParams:
             filtered=any(p.top_k or p.top_p < 1 for p in params),
         )
 
+    def at(self, index: Tensor) -> RowParams:
+        """The parameters of the rows that `index` int64 [n] names."""
+        columns = (self.temperature, self.top_k, self.top_p, self.seed, self.position)
+        return RowParams(*(column[index] for column in columns), self.greedy, self.filtered)
+
 
 def sample(logits: Tensor, rows: RowParams) -> Tensor:
     """The picked tokens, int64 [R]; -1 where the row's largest logit is not a finite number (NaN included).

@@ -36,7 +36,12 @@ class Speculator(Protocol):
 
 
 class Speculation(Protocol):
-    """What `EngineOptions.speculation` holds; `kvlab.speculate.SpeculationOptions` is one."""
+    """What `EngineOptions.speculation` holds; `kvlab.speculate.SpeculationOptions` is one.
+
+    `keep_states`: states are copied before drafts are computed on top of them.
+    """
+
+    keep_states: bool
 
     def attach(self, engine: Any) -> Speculator:
         """Speculation for `engine`, whose cache, runner and storage are there already."""
