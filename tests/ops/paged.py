@@ -104,6 +104,8 @@ def oracle(
     for b, (key, value) in enumerate(zip(paged.keys, paged.values, strict=True)):
         for row in range(starts[b], starts[b + 1]):
             position = len(key) - (starts[b + 1] - row)
+            if position < 0:  # a padded sequence
+                continue
             low = max(0, position - window + 1) if window else 0
             low = max(low, position - position % chunk) if chunk else low
             for h in range(query.shape[1]):

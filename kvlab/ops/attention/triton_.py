@@ -14,7 +14,7 @@ from kvlab.ops.attention.triton_merge import merge_launch
 from kvlab.ops.attention.triton_packed import paged_decode_packed
 from kvlab.ops.attention.triton_prefill import paged_prefill
 from kvlab.ops.batch import AttentionBatch
-from kvlab.ops.triton_support import Launch, native_fp8, power_of_2
+from kvlab.ops.triton_support import Launch, interpreted, native_fp8, power_of_2
 from kvlab.ops.views import PageViews
 
 SPLIT = 512  # tokens of a split: its partial result is then under 2% of what it reads
@@ -113,9 +113,14 @@ def decode_launches(
     batch: AttentionBatch,
     rules: Rules,
     out: torch.Tensor,
-    split: int = SPLIT,
+    split: int = 0,
 ) -> list[Launch]:
-    """The launches that attend the batch's decodes, `query` [B, Hq, D], into `out` [B, Hq, Dv]."""
+    """The launches that attend the batch's decodes, `query` [B, Hq, D], into `out` [B, Hq, Dv].
+
+    Args:
+        split: tokens of a split, 0 for `SPLIT`.
+    """
+    split = split or SPLIT
     count, num_heads, _ = query.shape
     kv_heads, width = views.k.shape[1], out.shape[2]
     splits = count_splits(batch.max_seq_len, rules, split)
@@ -216,5 +221,9 @@ def soft_fp8(views: PageViews) -> bool:
 
 
 def compute_type(query: torch.dtype, codes: torch.dtype) -> tl.dtype:
-    """The type of the products' operands: the query's, or what holds it and 16- or 32-bit codes."""
-    return TYPES[torch.promote_types(query, codes) if codes in TYPES else query]
+    """The type of the products' operands: the query's, or what holds it and 16- or 32-bit codes.
+
+    Triton's interpreter keeps bf16 as integers and multiplies those, so there it is fp32.
+    """
+    found = torch.promote_types(query, codes) if codes in TYPES else query
+    return tl.float32 if found == torch.bfloat16 and interpreted() else TYPES[found]

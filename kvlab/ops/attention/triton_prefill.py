@@ -10,7 +10,15 @@ import triton
 import triton.language as tl
 
 from kvlab.ops.attention.triton_tiles import (
-    LOG2E, add_sink, capped, close, first_seen, floats, page_rows, product, soften,
+    LOG2E,
+    add_sink,
+    capped,
+    close,
+    first_seen,
+    floats,
+    page_rows,
+    product,
+    soften,
 )  # fmt: skip
 
 

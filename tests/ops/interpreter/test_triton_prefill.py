@@ -1,0 +1,76 @@
+"""The prefill kernel: trees of drafts, one block of tokens per sequence and several, addresses beyond 32 bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged import fill, oracle, poisoned_views
+from tolerances import assert_close
+
+from kvlab.ops.attention import paged_attention, triton_
+from kvlab.ops.attention.rules import Rules
+from kvlab.ops.batch import make_batch
+from kvlab.ops.write_kv import write_kv
+
+# a tree of 6 drafts by parent: two branches from the root, one of which branches again
+PARENTS = (-1, 0, 0, 1, 1, 2)
+
+
+def ancestors(node: int) -> list[int]:
+    return [] if node < 0 else [*ancestors(PARENTS[node]), node]
+
+
+def test_a_tree_sees_its_branch_and_everything_before_it() -> None:
+    nodes, before = len(PARENTS), 13
+    lens = ([nodes, 4], [before + nodes, 9])  # a second sequence without a tree
+    paged = fill("fp32", (2, 16, 4), lens)
+    query = torch.randn(nodes + 4, 4, 16)
+    depth = torch.tensor([len(ancestors(i)) - 1 for i in range(nodes)])
+    paged.batch.positions[:nodes] = before + depth
+    seen = torch.zeros(nodes + 4, dtype=torch.int64)
+    for i in range(nodes):
+        seen[i] = sum(1 << j for j in ancestors(i))
+    tree = triton_.Tree(seen, torch.tensor([nodes, 0], dtype=torch.int32))
+    out = torch.full_like(query, float("nan"))
+    triton_.prefill_launch(query, paged.views, paged.batch, Rules(0.4), out, tree).run()
+    for i in range(nodes):
+        rows = [*range(before), *(before + j for j in ancestors(i))]
+        for h in range(4):
+            weights = (paged.keys[0][rows, h // 2] @ query[i, h].double() * 0.4).softmax(0)
+            assert_close(f"node {i}", weights @ paged.values[0][rows, h // 2], out[i, h], "fp32")
+    assert_close("no tree", oracle(query, paged, 0.4)[nodes:], out[nodes:], "fp32")
+
+
+@pytest.mark.parametrize("group", [1, 5, 40])
+def test_chunks_of_several_blocks_find_their_sequences(group: int) -> None:
+    """A block holds 128 // group tokens: sequences of one block, of several, and one without new tokens."""
+    lens = ([3, 26, 0, 1, 9], [3, 30, 6, 12, 20])
+    paged = fill("fp32", (1, 16, 16), lens)
+    query = torch.randn(39, group, 16)
+    out = paged_attention(query, paged.views, paged.batch, scale=0.3, window=11)
+    assert_close("blocks", oracle(query, paged, 0.3, 11), out, "fp32")
+
+
+@pytest.mark.parametrize("chunk", [1, 7], ids=["decode", "prefill"])
+def test_a_page_beyond_32_bits_is_reached(chunk: int) -> None:
+    """int8 pages of 4,352 bytes from page 500,000 on begin beyond 2**31; untouched memory costs nothing."""
+    views = poisoned_small(500_003)
+    table = torch.tensor([[500_001, 500_002]], dtype=torch.int32)
+    batch = make_batch([20], [20], table, 16)
+    key, value = torch.randn(20, 2, 64), torch.randn(20, 2, 64)
+    assert int(batch.slot_mapping[0]) // 16 * views.k.stride(0) > 2**31
+    write_kv(key, value, views, batch.slot_mapping)
+    query = torch.randn(chunk, 2, 64)
+    out = paged_attention(query, views, make_batch([chunk], [20], table, 16), scale=0.2)
+    small = poisoned_views("int8", 2, 64, 16, 3)
+    near = torch.tensor([[1, 2]], dtype=torch.int32)
+    write_kv(key, value, small, make_batch([20], [20], near, 16).slot_mapping)
+    assert torch.equal(out, paged_attention(query, small, make_batch([chunk], [20], near, 16), scale=0.2))
+
+
+def poisoned_small(pages: int):
+    """Views of a pool of that many pages, of which no byte has been written."""
+    from kvlab.ops.views import page_views
+
+    layout = poisoned_views("int8", 2, 64, 16, 1).layout
+    return page_views(torch.empty((pages, layout.page_bytes), dtype=torch.uint8), layout)
