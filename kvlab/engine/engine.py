@@ -19,21 +19,18 @@ import torch
 from kvlab.cache import KVCacheManager
 from kvlab.cache.kept import PageCopy
 from kvlab.cache.waste import PoolUse, pool_use
+from kvlab.engine.kv_formats import finished_views, kv_formats
 from kvlab.engine.options import EngineOptions, engine_options
 from kvlab.engine.runner import Runner
 from kvlab.engine.sampler import RowParams, sample
-from kvlab.engine.sizing import Sequences, blocks_for_bytes, default_kv_bytes
-from kvlab.engine.storage import KVUse, PagedStorage, with_kv_format
+from kvlab.engine.sizing import describe, pool_sizes
+from kvlab.engine.storage import KVUse, PagedStorage
 from kvlab.engine.stream import Follower, Piece
-from kvlab.ops.dispatch import backend
+from kvlab.engine.tiers import build_tiers
 from kvlab.schedule import EventLog, Output, Request, SamplingParams, Scheduler, Step
-from kvlab.specs.formats import get_format
 from kvlab.specs.pools import pool_layout
-from kvlab.specs.units import human_bytes
 
 log = logging.getLogger("kvlab.engine")
-
-_FORMAT_OF = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -65,16 +62,16 @@ class Engine:
     def __init__(self, model, options: EngineOptions | None = None, **changes) -> None:
         self.options = engine_options(options, changes)
         self.model = model
-        self.kv_dtype = get_format(self.options.kv_dtype or _FORMAT_OF[model.decoder.dtype]).name
-        _check_readable(self.kv_dtype, model.decoder)
-        self.spec = with_kv_format(model.spec, self.kv_dtype)
+        self.kv_dtype, self.spec = kv_formats(model, self.options.kv_dtype)
         self.limits = self.options.limits(model.config.max_position)
         self.layout = pool_layout(self.spec, self.options.block_size, self.options.pools)
         self.groups = self.layout.groups
-        self.num_blocks = self._size_pools()
+        self.num_blocks = pool_sizes(self.layout, self.options, self.limits, model.decoder.device)
         self.events = EventLog(self.options.log_events)
         in_flight = min(self.limits.max_batched_tokens, self.limits.max_model_len)
-        self.cache = KVCacheManager(self.layout, self.num_blocks, in_flight, self._page_order(), self.options.rollback)
+        self.cache = KVCacheManager(
+            self.layout, self.num_blocks, in_flight, self._page_order(), self.options.rollback, self.options.prefix
+        )
         self.storage = PagedStorage(self.layout, self.num_blocks, model.decoder.device)
         self.requests: dict[str, Request] = {}
         self._followers: WeakSet[Follower] = WeakSet()
@@ -82,8 +79,10 @@ class Engine:
         # layers are mostly alike: each distinct part is asked once
         self._parts = Counter(part for _, part in self.spec.parts())
         assert self.kv.predicted_bytes == self.kv.allocated_bytes, f"the pool is not what was predicted: {self.kv}"
-        self.scheduler = Scheduler(self.cache, self.limits, self.events)
+        self.tiers = build_tiers(self, self.options.tiers)
+        self.scheduler = Scheduler(self.cache, self.limits, self.events, self.options.scheduling, self.tiers)
         views = self.storage.views(self.spec)
+        views = finished_views(views, model, self.limits.max_model_len, self.options.kv_scales)
         decoder = model.decoder.for_length(self.limits.max_model_len)
         self.runner = Runner(decoder, self.cache, views, self.limits, self.options.pad_to)
         speculation = self.options.speculation
@@ -116,6 +115,11 @@ class Engine:
         if drafting:
             drafting.propose(self.scheduler.running)
         step = self.scheduler.schedule(time.monotonic())
+        if not step.chunks:
+            # every request waits for pages that a copy still reads or writes
+            self.tiers.wait()
+            return []
+        self.copy_pages(self.cache.take_copies())
         if drafting:
             drafting.begin(step)
         tokens = self.runner.run(step, lambda logits: self._pick(step, logits))
@@ -215,36 +219,7 @@ class Engine:
 
     def describe(self) -> str:
         """One line for people: the pool, its pages and the limits."""
-        sizes, names = self.num_blocks, [g.name for g in self.groups]
-        if self.options.pools == "per_kind":
-            pages = ", ".join(f"{n - 1:,} pages of {name}" for n, name in zip(sizes, names, strict=True))
-            pages += f", {self.options.block_size} tokens each"
-        else:
-            unit = "sectors" if self.options.pools == "sectors" else "pages"
-            sizes_of = {g.name: "" if g.retention.rule == "state" else f" ({g.block_size} tokens)" for g in self.groups}
-            kinds = ", ".join(name + size for name, size in sizes_of.items())
-            pages = f"{sizes[0] - 1:,} {unit} for {kinds}"
-        limits = self.limits
-        return (
-            f"KV pool {human_bytes(self.kv.allocated_bytes)} on {self.model.decoder.device}: {pages}; "
-            f"at most {limits.max_num_seqs} sequences of {limits.max_model_len:,} tokens, "
-            f"{limits.max_batched_tokens:,} tokens a step"
-        )
-
-    def _size_pools(self) -> tuple[int, ...]:
-        options = self.options
-        if options.num_blocks is not None:
-            if options.kv_bytes is not None:
-                raise ValueError("kv_bytes and num_blocks: give one of them")
-            blocks = options.num_blocks
-            pools = len(self.layout.buffers)
-            blocks = (blocks,) * pools if isinstance(blocks, int) else tuple(blocks)
-            if len(blocks) != pools:
-                raise ValueError(f"num_blocks {blocks}: must be one number for each of {pools} pools")
-            return blocks
-        kv_bytes = default_kv_bytes(self.model.decoder.device) if options.kv_bytes is None else options.kv_bytes
-        sequences = Sequences(self.limits, options.rollback, options.split_tokens)
-        return blocks_for_bytes(self.layout, kv_bytes, sequences)
+        return describe(self)
 
     def _page_order(self) -> list[list[int]] | None:
         if self.options.page_seed is None:
@@ -309,9 +284,3 @@ class Engine:
         tokenizer = self.model.tokenizer
         text = "" if tokenizer is None else tokenizer.decode(request.output)
         return Completion(request.request_id, request.output, text, request.finish_reason or "", request.error)
-
-
-def _check_readable(kv_dtype: str, decoder) -> None:
-    """Refuses pages in fp64 where the kernels that would read them compute in fp32."""
-    if kv_dtype == "fp64" and backend(torch.empty(0, dtype=decoder.dtype, device=decoder.device)) == "cpu":
-        raise ValueError("kv_dtype 'fp64': needs a model in fp64 (--dtype fp64), the CPU kernels compute in fp32")

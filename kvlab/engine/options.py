@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from kvlab.cache import PrefixOptions
 from kvlab.engine.speculation import Speculation
 from kvlab.engine.tiers import TierOptions
 from kvlab.ops.views import FixedScales
-from kvlab.cache import PrefixOptions
 from kvlab.schedule import Limits, SchedulingPolicy
 from kvlab.schedule.policy import FIRST_COME
 from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy

@@ -6,12 +6,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvlab.schedule import Limits
 from kvlab.specs.pools import PoolLayout
 from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
+from kvlab.specs.units import human_bytes
+
+if TYPE_CHECKING:
+    from kvlab.engine.engine import Engine
+    from kvlab.engine.options import EngineOptions
 
 CPU_SHARE = 0.25  # of the free memory, when nothing is said: a laptop has other things to do
 GPU_SHARE = 0.85  # the rest is for activations
@@ -36,6 +42,44 @@ class Sequences:
         """The most pages of each group that one sequence of `tokens` tokens holds."""
         in_flight = min(self.limits.max_batched_tokens, self.limits.max_model_len)
         return layout.sequence_pages(tokens, in_flight, self.rollback)
+
+
+def pool_sizes(layout: PoolLayout, options: EngineOptions, limits: Limits, device: torch.device) -> tuple[int, ...]:
+    """Units of each pool, as the options say: a number of pages, a number of bytes, or a share of the free memory.
+
+    Raises:
+        ValueError: both numbers, pages not one number for each pool, or too few bytes.
+    """
+    if options.num_blocks is not None:
+        if options.kv_bytes is not None:
+            raise ValueError("kv_bytes and num_blocks: give one of them")
+        blocks = options.num_blocks
+        pools = len(layout.buffers)
+        blocks = (blocks,) * pools if isinstance(blocks, int) else tuple(blocks)
+        if len(blocks) != pools:
+            raise ValueError(f"num_blocks {blocks}: must be one number for each of {pools} pools")
+        return blocks
+    kv_bytes = default_kv_bytes(device) if options.kv_bytes is None else options.kv_bytes
+    return blocks_for_bytes(layout, kv_bytes, Sequences(limits, options.rollback, options.split_tokens))
+
+
+def describe(engine: Engine) -> str:
+    """One line for people: the pool, its pages and the limits."""
+    sizes, names = engine.num_blocks, [g.name for g in engine.groups]
+    if engine.options.pools == "per_kind":
+        pages = ", ".join(f"{n - 1:,} pages of {name}" for n, name in zip(sizes, names, strict=True))
+        pages += f", {engine.options.block_size} tokens each"
+    else:
+        unit = "sectors" if engine.options.pools == "sectors" else "pages"
+        sizes_of = {g.name: "" if g.retention.rule == "state" else f" ({g.block_size} tokens)" for g in engine.groups}
+        kinds = ", ".join(name + size for name, size in sizes_of.items())
+        pages = f"{sizes[0] - 1:,} {unit} for {kinds}"
+    limits = engine.limits
+    return (
+        f"KV pool {human_bytes(engine.kv.allocated_bytes)} on {engine.model.decoder.device}: {pages}; "
+        f"at most {limits.max_num_seqs} sequences of {limits.max_model_len:,} tokens, "
+        f"{limits.max_batched_tokens:,} tokens a step"
+    )
 
 
 def blocks_for_bytes(layout: PoolLayout, kv_bytes: int, sequences: Sequences) -> tuple[int, ...]:

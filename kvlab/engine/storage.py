@@ -7,29 +7,16 @@ distinct storages, to the byte, before it takes a request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
+from kvlab.ops.grouped_views import GroupedViews
 from kvlab.ops.views import PageViews, SegmentViews, part_views
-from kvlab.specs.formats import get_format
+from kvlab.specs.grouped import RecentWindow
 from kvlab.specs.layout import Group
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.pools import PoolLayout, lay_out
-
-
-def with_kv_format(spec: ModelSpec, kv_dtype: str) -> ModelSpec:
-    """`spec` with every part that keeps keys and values stored in `kv_dtype`.
-
-    Raises:
-        ValueError: unknown dtype.
-    """
-    fmt = get_format(kv_dtype)
-
-    def changed(part):
-        return replace(part, format=fmt) if hasattr(part, "format") else part
-
-    return replace(spec, layers=tuple(replace(layer, parts=tuple(map(changed, layer.parts))) for layer in spec.layers))
 
 
 @dataclass(frozen=True)
@@ -81,14 +68,24 @@ class PagedStorage:
             for member, place in zip(group.members, places, strict=True):
                 self.buffers[member] = rows[place.buffer]
 
-    def views(self, spec: ModelSpec) -> list[tuple[PageViews | SegmentViews | None, ...]]:
+    def views(self, spec: ModelSpec) -> list[tuple[PageViews | SegmentViews | GroupedViews | None, ...]]:
         """Views of each part of each layer of `spec`, None for a part that owns nothing."""
         by_member = {
             member: part_views(self.buffers[member], place.layout, g)
             for g, (group, places) in enumerate(zip(self.layout.groups, self.layout.places, strict=True))
             for member, place in zip(group.members, places, strict=True)
         }
+        for layer in spec.layers:
+            for i, part in enumerate(layer.parts):
+                if isinstance(part, RecentWindow):
+                    closed = (layer.index, part.of)
+                    groups = layer.parts[part.of]
+                    by_member[closed] = GroupedViews(groups, by_member[closed], by_member[layer.index, i])
         return [tuple(by_member.get((x.index, i)) for i in range(len(x.parts))) for x in spec.layers]
+
+    def rows(self, group: int) -> list[torch.Tensor]:
+        """uint8 [pages, bytes] of each buffer in which pages of that group lie: row p of all of them is page p."""
+        return self._rows[group]
 
     @property
     def allocated_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens, added ones included."""
         return self._backend.get_vocab_size()
+
+    def fingerprint(self) -> bytes:
+        """sha256 over all that decides which ids a text gets."""
+        settings = json.dumps(self._settings, sort_keys=True, default=str)
+        return hashlib.sha256(self._backend.to_str().encode() + settings.encode()).digest()
 
     def token_id(self, token: str | None) -> int | None:
         """The id of `token` as the vocabulary spells it, None if there is none."""

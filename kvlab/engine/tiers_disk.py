@@ -1,0 +1,200 @@
+"""The disk tier: a directory of checksummed files, one for each saved page, written whole or not at all.
+
+    file = header, note, payload, sha256 over all before it
+    header = magic, fingerprint of model and storage, name, lengths of note and payload
+
+A file is written under another name, flushed to the disk, then renamed: after a kill there is the whole file, or a
+remainder that the next start removes. Whatever is wrong with a file, from a flipped bit to another model's fingerprint,
+reading it is a miss; a file that is damaged is deleted, one of another fingerprint is left to its owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+MAGIC = b"kvlab page 1\0\0\0\0"
+HEADER = struct.Struct("<16s32s32sQQ")
+SUM_BYTES = 32
+SUFFIX, UNFINISHED = ".page", ".writing"
+
+
+class DiskStore:
+    """Files of one directory that carry this fingerprint.
+
+    Args:
+        directory: made when it is not there.
+        fingerprint: 32 bytes that stand for model and storage.
+        max_bytes: of all files of this fingerprint; the least recently used go first.
+
+    Raises:
+        ValueError: the directory cannot be used, or a fingerprint of another length.
+
+    Attributes:
+        failures: what went wrong, newest last; the engine goes on without the file.
+    """
+
+    def __init__(self, directory: str | Path, fingerprint: bytes, max_bytes: int) -> None:
+        if len(fingerprint) != 32:
+            raise ValueError(f"fingerprint of {len(fingerprint)} bytes: must have 32")
+        self.directory, self.fingerprint, self.max_bytes = Path(directory), fingerprint, max_bytes
+        self.failures: list[str] = []
+        self.used_bytes = 0
+        # for tests: called between the stages of a write
+        self.on_stage: Callable[[str], None] = lambda stage: None
+        self._files: OrderedDict[bytes, int] = OrderedDict()
+        self._notes: dict[bytes, str] = {}
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._scan()
+        except OSError as error:
+            raise ValueError(f"disk_dir {directory}: cannot be used ({error.strerror or error})") from None
+
+    def has(self, name: bytes) -> bool:
+        """Whether a file of that name is known; reading it may still fail."""
+        return name in self._files
+
+    def notes(self) -> list[tuple[bytes, str]]:
+        """Name and note of every file that has a note, the note not yet checked against its sum."""
+        return list(self._notes.items())
+
+    def write(self, name: bytes, payload: memoryview, note: str = "") -> bool:
+        """Whether the payload is safely on disk. A full disk or a cap too small makes it no, and leaves no trace."""
+        text = note.encode()
+        header = HEADER.pack(MAGIC, self.fingerprint, name, len(text), len(payload))
+        size = len(header) + len(text) + len(payload) + SUM_BYTES
+        if name in self._files or not self._make_room(size):
+            return name in self._files
+        unfinished = self.directory / f"{name.hex()}.{os.getpid()}{UNFINISHED}"
+        try:
+            self._write_file(unfinished, (header, text, payload))
+            os.replace(unfinished, self._path(name))
+            self.on_stage("renamed")
+            self._sync_directory()
+        except OSError as error:
+            self.failures.append(f"write: {error.strerror or error}")
+            unfinished.unlink(missing_ok=True)
+            return False
+        self._files[name] = size
+        self.used_bytes += size
+        if note:
+            self._notes[name] = note
+        return True
+
+    def read(self, name: bytes, into: memoryview) -> bool:
+        """Whether `into` now holds exactly what was written; what could not be read is forgotten and deleted."""
+        try:
+            payload = self._checked(name, self._path(name).read_bytes(), len(into))
+        except (OSError, ValueError) as error:
+            self.failures.append(f"read: {error}")
+            self._forget(name, delete=True)
+            return False
+        into[:] = payload
+        self._files.move_to_end(name)
+        os.utime(self._path(name))
+        return True
+
+    def _checked(self, name: bytes, data: bytes, length: int) -> memoryview:
+        """The payload of a file's bytes.
+
+        Raises:
+            ValueError: anything about them is not as it was written.
+        """
+        if len(data) < HEADER.size + SUM_BYTES:
+            raise ValueError(f"{len(data)} bytes, fewer than header and sum")
+        magic, fingerprint, own, note_bytes, payload_bytes = HEADER.unpack_from(data)
+        if (magic, fingerprint, own) != (MAGIC, self.fingerprint, name):
+            raise ValueError("another format, model or page")
+        if payload_bytes != length or len(data) != HEADER.size + note_bytes + payload_bytes + SUM_BYTES:
+            raise ValueError(f"{len(data)} bytes, not what its header says")
+        if hashlib.sha256(data[:-SUM_BYTES]).digest() != data[-SUM_BYTES:]:
+            raise ValueError("the checksum does not agree")
+        return memoryview(data)[HEADER.size + note_bytes : -SUM_BYTES]
+
+    def _scan(self) -> None:
+        """Learns which files are there, oldest first; removes what a killed process of this model left unfinished."""
+        found = []
+        for path in self.directory.iterdir():
+            if path.name.endswith(UNFINISHED) and not _is_alive(path.name):
+                path.unlink(missing_ok=True)
+            elif path.suffix == SUFFIX and (entry := self._header(path)):
+                found.append((path.stat().st_mtime_ns, entry))
+        for _, (name, size, note) in sorted(found):
+            self._files[name] = size
+            self.used_bytes += size
+            if note:
+                self._notes[name] = note
+
+    def _header(self, path: Path) -> tuple[bytes, int, str] | None:
+        """(name, bytes, note) of a file that claims this fingerprint and its own name, else None."""
+        with path.open("rb") as file:
+            head = file.read(HEADER.size)
+            if len(head) < HEADER.size:
+                return None
+            magic, fingerprint, name, note_bytes, _ = HEADER.unpack(head)
+            size = path.stat().st_size
+            if (magic, fingerprint) != (MAGIC, self.fingerprint) or path.stem != name.hex() or note_bytes > size:
+                return None
+            note = file.read(note_bytes)
+            # notes are acted upon without reading a payload, so their sum is checked now
+            if note_bytes and hashlib.sha256(head + note + file.read()[:-SUM_BYTES]).digest() != _last(path):
+                return None
+        return name, size, note.decode(errors="replace")
+
+    def _write_file(self, path: Path, pieces: tuple[bytes | memoryview, ...]) -> None:
+        digest = hashlib.sha256()
+        with path.open("wb") as file:
+            for piece in pieces:
+                digest.update(piece)
+                file.write(piece)
+                self.on_stage("piece")
+            file.write(digest.digest())
+            file.flush()
+            self.on_stage("written")
+            os.fsync(file.fileno())
+        self.on_stage("synced")
+
+    def _sync_directory(self) -> None:
+        """Makes the rename itself survive a crash of the machine, where directories can be flushed."""
+        descriptor = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _make_room(self, size: int) -> bool:
+        if size > self.max_bytes:
+            return False
+        while self.used_bytes + size > self.max_bytes:
+            self._forget(next(iter(self._files)), delete=True)
+        return True
+
+    def _forget(self, name: bytes, delete: bool) -> None:
+        self.used_bytes -= self._files.pop(name, 0)
+        self._notes.pop(name, None)
+        if delete:
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: bytes) -> Path:
+        return self.directory / (name.hex() + SUFFIX)
+
+
+def _last(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-SUM_BYTES, os.SEEK_END)
+        return file.read()
+
+
+def _is_alive(unfinished: str) -> bool:
+    """Whether the process that is writing a file still runs."""
+    try:
+        os.kill(int(unfinished.split(".")[1]), 0)
+    except (ValueError, IndexError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
