@@ -69,10 +69,10 @@ def run_once(model: Any, tokens: int, seed: int = 0) -> Run:
         ValueError: the planned pool does not hold it.
     """
     from kvlab.engine import Engine, SamplingParams
-    from kvlab.engine.storage import with_kv_format
     from kvlab.plan.policies import PolicySettings, default_block_size, sequence_bytes
+    from kvlab.specs.kv_dtypes import with_formats
 
-    spec = with_kv_format(model.spec, "fp32")
+    spec = with_formats(model.spec, "fp32")
     block = default_block_size(spec, BLOCK)
     paged = sequence_bytes(spec, tokens, PolicySettings("paged", block, BLOCK))
     planned = paged.total + paged.pool_overhead

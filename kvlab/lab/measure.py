@@ -163,10 +163,10 @@ def filled_engine(model: LoadedModel, work: Workload, cancelled: Callable[[], bo
 
 
 def _groups(model: LoadedModel, work: Workload) -> tuple:
-    from kvlab.engine.storage import with_kv_format
+    from kvlab.specs.kv_dtypes import with_formats
     from kvlab.specs.layout import group_parts
 
-    return group_parts(with_kv_format(model.spec, work.kv_dtype), work.block_size)
+    return group_parts(with_formats(model.spec, work.kv_dtype), work.block_size)
 
 
 def _fill_pages(engine: Engine, cancelled: Callable[[], bool]) -> None:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.engine.storage import PagedStorage, with_kv_format
+from kvlab.engine.storage import PagedStorage
 from kvlab.models.load import LoadedModel, load_model
 from kvlab.ops.batch import AttentionBatch
+from kvlab.specs.kv_dtypes import with_formats
 from kvlab.specs.layout import group_parts
 
 BLOCK_SIZE = 16
@@ -34,11 +35,11 @@ class LockstepCache:
     """
 
     def __init__(self, model: LoadedModel, kv_format: str, num_seqs: int, max_tokens: int) -> None:
-        groups = group_parts(with_kv_format(model.spec, kv_format), BLOCK_SIZE)
+        groups = group_parts(with_formats(model.spec, kv_format), BLOCK_SIZE)
         width = -(-max_tokens // BLOCK_SIZE)
         self.model, self.kv_format, self.num_seqs = model, kv_format, num_seqs
         self.storage = PagedStorage(groups, [1 + num_seqs * width] * len(groups), model.device)
-        self.views = self.storage.views(with_kv_format(model.spec, kv_format))
+        self.views = self.storage.views(with_formats(model.spec, kv_format))
         pages = 1 + torch.arange(num_seqs * width, dtype=torch.int32, device=model.device)
         self.block_table = pages.view(num_seqs, width)
         self.starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=model.device)

@@ -27,6 +27,7 @@ class AttentionBatch:
         num_decodes: the first `num_decodes` sequences have exactly one token.
         query_lens, ends: new tokens and final length of each live sequence, on the host: what loops over prefill
             chunks go by. Decodes are not looped over.
+        closed: int32 [B, width], block table of the closed groups of a layer that has them (`GroupedViews`).
         memory: what an operation works out once for all layers of the step, under names of its own.
     """
 
@@ -42,6 +43,7 @@ class AttentionBatch:
     num_decodes: int
     query_lens: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    closed: torch.Tensor | None = None
     # not an argument, so that a batch made from another by `replace` begins with none
     memory: dict[Any, Any] = field(init=False, default_factory=dict)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from kvlab.quant import get_codec
+from kvlab.quant import get_codec, storage_types
 from kvlab.specs.layout import PageLayout, Segment
 
 # the types Numba reads pages with: it has no bf16, fp16 or fp8, so those are integers of the same width
@@ -179,14 +179,14 @@ def part_views(buffer: torch.Tensor, layout: PageLayout, group: int | None = Non
 def segment_type(layout: PageLayout, segment: Segment) -> torch.dtype:
     """The torch type of a segment of `layout`; metadata has the type that the codec of its codes gives it."""
     if not segment.format.startswith("scale"):
-        return get_codec(segment.format).dtype
-    found = get_codec(layout[segment.name.removesuffix("_scale")].format).meta
+        return storage_types(segment.format)[0]
+    found = storage_types(layout[segment.name.removesuffix("_scale")].format)[1]
     assert found is not None, "a layout has scales where the codec has"
     return found
 
 
 # segments with a row per entry; the others are the arrays of a state
-_TOKEN_SEGMENTS = ("latent", "rope", "kv", "entry", "index")
+_TOKEN_SEGMENTS = ("latent", "rope", "kv", "entry", "index", "k_closed", "v_closed", "k_outliers", "v_outliers")
 
 
 def _view(buffer: torch.Tensor, segment: Segment, dtype: torch.dtype) -> torch.Tensor:

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 import torch
 
 from kvlab.quant import (
-    fp8_e4m3, fp8_e5m2, fp8_rows, hadamard, int4, int4_g32, int8, int8_asym, mxfp4, nvfp4, plain,
+    fp8_e4m3,
+    fp8_e5m2,
+    fp8_rows,
+    hadamard,
+    int4,
+    int4_g32,
+    int8,
+    int8_asym,
+    mxfp4,
+    nvfp4,
+    plain,
 )  # fmt: skip
 from kvlab.specs.formats import FORMATS
 
@@ -82,6 +92,14 @@ def get_codec(name: str) -> Codec:
     if name not in _CODECS:
         raise ValueError(f"kv dtype {name!r}: the engine stores {', '.join(FORMATS)}")
     return _CODECS[name]
+
+
+def storage_types(name: str) -> tuple[torch.dtype, torch.dtype | None]:
+    """The torch types of the codes and of the metadata of storage format `name`, formats of groups included."""
+    if name in FORMATS and FORMATS[name].group_tokens:
+        return torch.uint8, torch.float16
+    codec = get_codec(name)
+    return codec.dtype, codec.meta
 
 
 def round_trip(name: str, rows: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MAX = 6.0
 # half way between neighbours: where two codes meet
-_BORDERS = tuple((a + b) / 2 for a, b in zip(VALUES, VALUES[1:], strict=False))
+_BORDERS = tuple((a + b) / 2 for a, b in pairwise(VALUES))
 
 
 def to_codes(x: torch.Tensor) -> torch.Tensor:

@@ -81,7 +81,7 @@ FORMATS: dict[str, StorageFormat] = {
         StorageFormat("kivi4", 4, 4, 32, "keys per channel, values per token, 32 together; the last 128 in full", 32, 128),
         StorageFormat("kivi2", 2, 4, 32, "as kivi4, with 2 bits", 32, 128),
         StorageFormat(
-            "kvquant3", 3, 4, 32, "keys before rotation, uneven codes, 1% of values apart; the last 128 in full",
+            "kvquant3", 3, 4, 0, "keys before rotation, uneven codes, 1% of values apart; the last 128 in full",
             32, 128, 10,
         ),
     )

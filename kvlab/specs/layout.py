@@ -1,7 +1,7 @@
 """From parts to pages: the segments of a page, and the groups whose parts share a block table.
 
-A page of a part holds the codes of all its rows first, then the scales. Every segment starts at a multiple of
-16 bytes and every row is padded to 16, so a kernel may always load 16 bytes; padding is counted, not hidden.
+A page of a part holds the codes of all its rows first, then scales and zero points, then outliers. Every segment
+starts at a multiple of 16 bytes and every row is padded to 16, so a kernel may always load 16 bytes; padding is counted, not hidden.
 Inside a segment the order is [heads, tokens, row]: the tokens of one head are contiguous.
 """
 
@@ -76,13 +76,18 @@ def page_layout(part: CacheSpec, block_size: int) -> PageLayout:
         segments.append(Segment(name, offset, heads, block_size, width, row, used, fmt))
         offset = align(offset + heads * block_size * row)
 
-    for r in part.rows():
-        used = r.format.code_bytes(r.width)
-        add(r.name, r.heads, r.width, align(used), used, r.format.name)
+    def add_codes(outliers: bool) -> None:
+        for r in part.rows():
+            if r.name.endswith("_outliers") == outliers:
+                used = r.format.code_bytes(r.width)
+                add(r.name, r.heads, r.width, align(used), used, r.format.name)
+
+    add_codes(outliers=False)
     for r in part.rows():
         if meta := r.format.meta_bytes(r.width):
             groups = meta // r.format.scale_bytes
             add(f"{r.name}_scale", r.heads, groups, meta, meta, f"scale{r.format.scale_bytes}")
+    add_codes(outliers=True)
     return PageLayout(block_size, tuple(segments), offset)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from kvlab.models.facts import RopeFacts
 from kvlab.models.rope import inverse_frequencies, rope_tables
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.grouped_views import GroupedViews
 from kvlab.specs.layout import part_groups
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.parts import Shared
@@ -91,7 +92,15 @@ class StepContext:
         """(views, batch) of a part of the module at `place`."""
         owner = self.pages.owner(place, part)
         views = self.views[owner[0]][owner[1]]
-        return views, self.batches[self.pages.group(owner) if views.group is None else views.group]
+        batch = self.batches[self.pages.group(owner) if views.group is None else views.group]
+        return views, self._with_closed(batch, views) if isinstance(views, GroupedViews) else batch
+
+    def _with_closed(self, batch: AttentionBatch, views: GroupedViews) -> AttentionBatch:
+        """`batch` with the block table of the layer's closed groups beside its own; made once a step."""
+        key = ("closed", views.group, views.closed.group)
+        if key not in self.memory:
+            self.memory[key] = replace(batch, closed=self.batches[views.closed.group].block_table)
+        return self.memory[key]
 
     def angles(self, rope: RopeFacts, head_dim: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, dim / 2] of the step's rows, computed once a step."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from kvlab.ops.attention import reference, torch_
+from kvlab.ops.attention import grouped, reference, torch_
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.dispatch import backend
+from kvlab.ops.grouped_views import GroupedViews
 from kvlab.ops.views import PageViews
 
 
 def paged_attention(
     query: torch.Tensor,
-    views: PageViews,
+    views: PageViews | GroupedViews,
     batch: AttentionBatch,
     *,
     scale: float,
@@ -48,6 +49,9 @@ def paged_attention(
     _check(query, views, rules)
     if out is None:
         out = query.new_empty((*query.shape[:2], views.value_dim))
+    if isinstance(views, GroupedViews):
+        grouped.paged_attention(query, views, batch, rules, out)
+        return out
     name = backend(query, triton=True)
     if name == "cpu" and not views.in_place:
         name = "torch"

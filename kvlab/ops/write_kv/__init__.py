@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.ops.dispatch import backend
+from kvlab.ops.grouped_views import GroupedViews
 from kvlab.ops.views import PageViews
 from kvlab.ops.write_kv import reference, torch_
 
@@ -17,6 +18,8 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, views: PageViews, slot_mapp
         views: the layer's pages.
         slot_mapping: int64 [T], page * block_size + offset; a row with -1 writes nothing. Slots differ.
     """
+    if isinstance(views, GroupedViews):
+        views = views.recent  # groups close when attention first reads them so
     name = backend(key, triton=True)
     if name == "cpu" and not views.in_place:
         name = "torch"
