@@ -2,6 +2,7 @@
 
 from kvlab.cache.manager import KVCacheManager, Restart
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
+from kvlab.cache.prefix import PrefixOptions
 from kvlab.specs.rollback import RollbackPolicy
 
-__all__ = ["NULL_BLOCK", "BlockPool", "KVCacheManager", "Restart", "RollbackPolicy"]
+__all__ = ["NULL_BLOCK", "BlockPool", "KVCacheManager", "PrefixOptions", "Restart", "RollbackPolicy"]

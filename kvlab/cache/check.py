@@ -21,7 +21,7 @@ def check_invariants(manager: KVCacheManager) -> None:
     """
     for units in manager.unit_pools:
         units.check_invariants()
-        assert units.num_free + units.num_held == units.num_blocks - 1
+        assert units.num_free + units.num_idle + units.num_held == units.num_blocks - 1
     # groups of one pool share its page ids
     held: dict[int, Counter[int]] = {id(pool): Counter() for pool in manager.pools}
     names: dict[tuple[int, int], str] = {}
@@ -37,6 +37,8 @@ def check_invariants(manager: KVCacheManager) -> None:
                 f"group {names.get((id(pool), block), manager.groups[g].name)}, block {block}: "
                 f"{pool.references[block]} references, {count} in tables"
             )
+    if manager.prefix:
+        manager.prefix.check()
     if manager.layout.policy == "sectors":
         owned = [s for pool in manager.pools if isinstance(pool, SectorPages) for s in pool.held_sectors()]
         assert len(owned) == len(set(owned)) == manager.unit_pools[0].num_held, "a sector has two groups, or none"
@@ -47,4 +49,5 @@ def _held_pages(manager: KVCacheManager) -> list[tuple[int, int]]:
         (g, page) for tables in manager.tables.values() for g, table in enumerate(tables) for page in table
         if page != NULL_BLOCK
     ]  # fmt: skip
-    return found + list(manager.kept.pages()) + list(manager.drafts.pages()) + list(manager.pins.pages())
+    states = [*manager.kept.pages(), *manager.snapshots.pages(), *manager._sources]
+    return found + states + list(manager.drafts.pages()) + list(manager.pins.pages())

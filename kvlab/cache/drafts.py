@@ -41,6 +41,7 @@ class Drafts:
             needed[g] += 1
         if cache._short(needed):
             return False
+        cache.make_room(needed)
         taken = cache.allocate(request_id, known + drafts)
         assert taken, f"request {request_id}: pages for drafts were counted and are not there"
         if copied:

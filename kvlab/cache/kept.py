@@ -22,16 +22,25 @@ class KeptStates:
     Args:
         policy: which lengths, and how many of them.
         pools: the pool of each state group, by group index; none for a model without states.
+        limit: the most states of a request, instead of the policy's number; 0 is no limit.
     """
 
-    def __init__(self, policy: RollbackPolicy, pools: Mapping[int, BlockPool | SectorPages]) -> None:
+    def __init__(
+        self, policy: RollbackPolicy, pools: Mapping[int, BlockPool | SectorPages], limit: int | None = None
+    ) -> None:  # fmt: skip
         self.policy, self.pools = policy, dict(pools)
+        self._limit = policy.checkpoints_kept if limit is None else limit
         # oldest first: length, and a page of each state group in their order
         self._kept: dict[str, list[tuple[int, list[int]]]] = {}
 
     def lengths(self, request_id: str) -> list[int]:
         """The lengths after which the request's state was kept, oldest first."""
         return [tokens for tokens, _ in self._kept.get(request_id, [])]
+
+    def newest(self, request_id: str, tokens: int) -> dict[int, int]:
+        """For each state group the page of the request's newest state, if that is after `tokens` tokens; else none."""
+        kept = self._kept.get(request_id)
+        return dict(zip(self.pools, kept[-1][1], strict=True)) if kept and kept[-1][0] == tokens else {}
 
     def extra_pages(self, request_id: str, tokens: int) -> int:
         """Pages of each state group that keeping the state after `tokens` tokens takes beyond what is held."""
@@ -81,8 +90,7 @@ class KeptStates:
         return bool(kept) and kept[-1][0] == tokens  # type: ignore[index]
 
     def _is_full(self, request_id: str) -> bool:
-        limit = self.policy.checkpoints_kept
-        return bool(limit) and len(self._kept.get(request_id, [])) >= limit
+        return bool(self._limit) and len(self._kept.get(request_id, [])) >= self._limit
 
     def _drop(self, state: tuple[int, list[int]]) -> int:
         for pool, page in zip(self.pools.values(), state[1], strict=True):

@@ -9,6 +9,8 @@ certain. A state has a table of one entry.
             -> advance(computed)  tokens up to here are certain: pages behind a window go back
             -> truncate(tokens)   back to an earlier length, exactly, or an error
             -> free()             everything goes back
+
+With a prefix cache a request may start on the pages of others: match(request) -> Hit, allocate(..., hit=hit).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from kvlab.cache.drafts import Drafts
 from kvlab.cache.kept import KeptStates, PageCopy
 from kvlab.cache.pins import Pins
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
+from kvlab.cache.prefix import Hit, PrefixCache, PrefixOptions
 from kvlab.cache.sectors import SectorPages
+from kvlab.cache.sharing import Sharing
 from kvlab.specs.layout import Group
 from kvlab.specs.pages import PAGED_RULES, cdiv, dead_pages, table_pages
 from kvlab.specs.pools import PoolLayout, lay_out
@@ -37,7 +41,7 @@ class Restart:
     copies: tuple[PageCopy, ...] = ()
 
 
-class KVCacheManager:
+class KVCacheManager(Sharing):
     """Block tables of all live requests.
 
     Args:
@@ -46,6 +50,7 @@ class KVCacheManager:
         in_flight: the most tokens of one request that one step may add.
         order: for tests and experiments, the order in which each pool hands out its units at first.
         rollback: what is kept for stepping back.
+        prefix: how prefixes are cached; None: they are not.
 
     Raises:
         ValueError: a retention rule without a block table, a pool too small, or steps back promised for states of
@@ -59,6 +64,7 @@ class KVCacheManager:
         in_flight: int,
         order: Sequence[Sequence[int] | None] | None = None,
         rollback: RollbackPolicy = NOTHING_KEPT,
+        prefix: PrefixOptions | None = None,
     ) -> None:
         self.layout = layout if isinstance(layout, PoolLayout) else lay_out(layout)
         self.groups, self.rollback = self.layout.groups, rollback
@@ -75,12 +81,12 @@ class KVCacheManager:
         self._cleared: dict[str, list[int]] = {}
         rules = [group.retention.rule for group in self.groups]
         self._sliding = [g for g, rule in enumerate(rules) if rule in ("window", "chunk")]
-        if "state" in rules and rollback.tokens and not rollback.checkpoint_tokens:
-            raise ValueError(
-                f"rollback: tokens {rollback.tokens} needs checkpoint_tokens, the states of group "
-                f"{self.groups[rules.index('state')].name} step back to copies alone"
-            )
+        rollback.check(
+            [f"group {group.name}" for group, rule in zip(self.groups, rules, strict=True) if rule == "state"]
+        )
         self.kept = KeptStates(self.rollback, {g: self.pools[g] for g, rule in enumerate(rules) if rule == "state"})
+        self.prefix = PrefixCache(prefix, self.layout, self.pools, rollback.slack) if prefix else None
+        self._share()
         self.drafts = Drafts(self)
         # pages that copies to or from a lower tier are reading or writing
         self.pins = Pins(self.pools)
@@ -91,16 +97,21 @@ class KVCacheManager:
 
     # pages taken and given back
 
-    def allocate(self, request_id: str, tokens: int, keep_state: bool = False) -> bool:
+    def allocate(self, request_id: str, tokens: int, keep_state: bool = False, hit: Hit | None = None) -> bool:
         """Whether the request's first `tokens` tokens now have slots in every group; takes nothing when they cannot.
 
         Pages behind a window are not given to a request that starts late: the tokens of one step are computed
         together, so they all need slots. With `keep_state` a page for a copy of the state after `tokens` tokens is
-        taken too, the oldest copy going when the policy allows no more.
+        taken too, the oldest copy going when the policy allows no more; a copy that only others would start from is
+        not made when there is no room. A new request starts on its `hit`.
         """
-        needed = self._needed(request_id, tokens, keep_state)
+        if hit is not None:
+            return self._begin(request_id, tokens, hit)
+        promised = keep_state and self._is_promised(request_id, tokens)
+        needed = self._needed(request_id, tokens, promised)
         if self._short(needed):
             return False
+        self.make_room(needed)
         if request_id not in self.tables:
             self.tables[request_id] = tuple(array("i") for _ in self.groups)
             self.computed[request_id], self._cleared[request_id] = 0, [0] * len(self.groups)
@@ -108,8 +119,11 @@ class KVCacheManager:
             new = table_pages(group.retention, group.block_size, tokens) - len(table)
             if new > 0:
                 table.extend(pool.allocate(new))
-        if keep_state:
+        if promised:
             self.kept.take(request_id, tokens)
+        elif keep_state and not self._short(one := [int(g in self.kept.pools) for g in range(len(self.groups))]):
+            self.make_room(one)
+            self.snapshots.take(request_id, tokens)
         return True
 
     def advance(self, request_id: str, computed: int) -> int:
@@ -117,6 +131,7 @@ class KVCacheManager:
         given_back = 0
         tables, cleared = self.tables[request_id], self._cleared[request_id]
         self.computed[request_id] = computed
+        self._leave(request_id, computed)
         certain = max(0, computed - self.rollback.slack)
         for g in self._sliding:
             group = self.groups[g]
@@ -134,6 +149,9 @@ class KVCacheManager:
     def free(self, request_id: str) -> int:
         """Pages given back by forgetting the request; 0 when it holds none."""
         given_back = self.kept.drop_after(request_id) + self.drafts.drop(request_id)
+        self.snapshots.drop_after(request_id)
+        if self.prefix:
+            self.prefix.end(request_id, self.tables.get(request_id, ()))
         for pool, table in zip(self.pools, self.tables.pop(request_id, ()), strict=False):
             pool.free(table)
             given_back += len(table) - table.count(NULL_BLOCK)
@@ -143,7 +161,9 @@ class KVCacheManager:
 
     def copies_for(self, request_id: str, tokens: int) -> tuple[PageCopy, ...]:
         """The page copies that keep the state now that the request has `tokens` tokens; () when none is to be kept."""
-        return self.kept.copies(request_id, tokens, self.tables[request_id], restore=False)
+        tables = self.tables[request_id]
+        kept = self.kept.copies(request_id, tokens, tables, restore=False)
+        return kept or self.snapshots.copies(request_id, tokens, tables, restore=False)
 
     # back to an earlier length
 
@@ -161,7 +181,14 @@ class KVCacheManager:
         if not 0 <= tokens <= computed:
             raise ValueError(f"tokens {tokens}: must be from 0 to the {computed} that request {request_id} has")
         stale = self._stale(computed, tokens)
-        start = self._restart(request_id, tokens, stale)
+        try:
+            start = self._restart(request_id, tokens, stale)
+        except ValueError:
+            # a hit brought no more of the past than going on needs: a promise is kept from the beginning
+            if not (self.prefix and self.rollback.tokens):
+                raise
+            self.free(request_id)
+            return Restart(0)
         self.kept.drop_after(request_id, start)
         copies = self.kept.copies(request_id, start, tables, restore=True) if stale else ()
         for group, pool, table in zip(self.groups, self.pools, tables, strict=True):
@@ -169,6 +196,13 @@ class KVCacheManager:
             pool.free(table[keep:])
             del table[keep:]
         self.computed[request_id] = start
+        if self.prefix:
+            self.prefix.retreat(request_id, start)
+            own = self._unshare(request_id, start)
+            if own is None:
+                self.free(request_id)
+                return Restart(0)
+            copies += own
         return Restart(start, copies)
 
     def _restart(self, request_id: str, tokens: int, stale: str) -> int:

@@ -2,11 +2,12 @@
 
 Invariants:
     block 0 is the null block: never free, never handed out, never freed; tables put it where nothing is held;
-    a block is in the free list exactly when its reference count is 0;
-    free + held = num_blocks - 1.
+    a block is in the free list exactly when its reference count is 0 and the prefix cache has no use for it;
+    free + idle + held = num_blocks - 1, where idle blocks are cached and nobody holds them.
 
-The free list is doubly linked through two arrays, so any block can be taken out of its middle in constant time:
-that is what a prefix hit on a free block needs. Node 0, the null block, is its head and tail.
+The free list is doubly linked through two arrays, so any block can be taken out of its middle in constant time.
+Node 0, the null block, is its head and tail. Idle blocks are in none of its places: the prefix cache has them in the
+order in which it gives them up (`kvlab.cache.prefix.order`).
 Source: vLLM v1/core/block_pool.py; it differs by counting down with a check, so a double free fails where it happens.
 """
 
@@ -42,7 +43,13 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.references = array("i", bytes(4 * num_blocks))
         self.num_free = num_blocks - 1
+        # blocks that the prefix cache can find, and how many of them nobody holds
+        self.cached, self.num_idle = bytearray(num_blocks), 0
         self.on_free: Callable[[list[int]], None] | None = None
+        self.on_idle: Callable[[list[int]], None] | None = None
+        self.on_busy: Callable[[int], None] | None = None
+        # asked to give up idle blocks until so many are free
+        self.on_short: Callable[[int], None] | None = None
         self._next = array("i", bytes(4 * num_blocks))
         self._prev = array("i", bytes(4 * num_blocks))
         for block in order:
@@ -61,7 +68,17 @@ class BlockPool:
     @property
     def num_held(self) -> int:
         """Blocks that at least one table holds."""
-        return self.num_blocks - 1 - self.num_free
+        return self.num_blocks - 1 - self.num_free - self.num_idle
+
+    @property
+    def num_spare(self) -> int:
+        """Free and idle pages inside units that are held anyway: none, a unit is one page."""
+        return 0
+
+    @property
+    def num_quiet(self) -> int:
+        """Held units without a page that anybody holds: idle pages."""
+        return self.num_idle
 
     def allocate(self, count: int) -> list[int]:
         """`count` free blocks, taken from the front of the free list, each with one reference.
@@ -69,6 +86,8 @@ class BlockPool:
         Raises:
             ValueError: fewer than `count` blocks are free; none is taken then.
         """
+        if count > self.num_free and self.on_short:
+            self.on_short(count)
         if count > self.num_free:
             raise ValueError(f"count {count}: only {self.num_free} blocks are free")
         blocks = []
@@ -81,32 +100,55 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each block; a free one leaves the free list, wherever in it it is."""
+        """Adds a reference to each block; a free or idle one is held from now on."""
         for block in blocks:
             assert block != NULL_BLOCK, "the null block is not counted"
             if not self.references[block]:
-                self._unlink(block)
-                self.num_free -= 1
+                if self.cached[block]:
+                    self.num_idle -= 1
+                    if self.on_busy:
+                        self.on_busy(block)
+                else:
+                    self._unlink(block)
+                    self.num_free -= 1
             self.references[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """Drops one reference per listed block; null blocks are skipped.
 
         The list is walked backwards and each block that nobody holds any more goes to the front of the free list:
-        the next request gets the same pages in the same order, still warm in the processor's cache.
+        the next request gets the same pages in the same order, still warm in the processor's cache. Cached blocks
+        become idle instead, the last one first.
         """
-        released = []
+        released, idle = [], []
+        references, cached = self.references, self.cached
         for block in reversed(blocks):
             if block == NULL_BLOCK:
                 continue
-            assert self.references[block] > 0, f"block {block} is freed more often than it was taken"
-            self.references[block] -= 1
-            if not self.references[block]:
-                self._insert_after(NULL_BLOCK, block)
-                released.append(block)
+            assert references[block] > 0, f"block {block} is freed more often than it was taken"
+            references[block] -= 1
+            if not references[block]:
+                if cached[block]:
+                    idle.append(block)
+                else:
+                    self._insert_after(NULL_BLOCK, block)
+                    released.append(block)
         self.num_free += len(released)
+        self.num_idle += len(idle)
+        if idle and self.on_idle:
+            self.on_idle(idle)
         if released and self.on_free:
             self.on_free(released)
+
+    def uncache(self, block: int) -> None:
+        """The prefix cache has no more use for the block; one that nobody holds is free, and the next to be taken."""
+        self.cached[block] = 0
+        if not self.references[block]:
+            self.num_idle -= 1
+            self.num_free += 1
+            self._insert_after(NULL_BLOCK, block)
+            if self.on_free:
+                self.on_free([block])
 
     def free_blocks(self) -> Iterator[int]:
         """The free blocks in the order in which they will be handed out."""
@@ -132,7 +174,10 @@ class BlockPool:
         free = set(forward)
         for block in range(1, self.num_blocks):
             count = self.references[block]
-            assert count >= 0 and (count == 0) == (block in free), f"block {block}: {count} references, free and held"
+            held = count > 0 or self.cached[block] > 0
+            assert count >= 0 and held != (block in free), f"block {block}: {count} references, free and held"
+        idle = sum(1 for block in range(1, self.num_blocks) if self.cached[block] and not self.references[block])
+        assert idle == self.num_idle, f"{idle} blocks are cached and unused, {self.num_idle} counted"
 
     def _insert_after(self, node: int, block: int) -> None:
         after = self._next[node]

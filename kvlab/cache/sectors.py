@@ -38,6 +38,7 @@ class SectorPages:
         self.on_free: Callable[[list[int]], None] | None = None
         self.on_idle: Callable[[list[int]], None] | None = None
         self.on_busy: Callable[[int], None] | None = None
+        self.on_short: Callable[[int], None] | None = None
         # free pages of held sectors, the sector that opened first at the front
         self._open: dict[int, list[int]] = {}
 
@@ -62,6 +63,8 @@ class SectorPages:
         Raises:
             ValueError: fewer than `count` pages can be had; none is taken then.
         """
+        if count > self.num_free and self.on_short:
+            self.on_short(count)
         if count > self.num_free:
             raise ValueError(f"count {count}: only {self.num_free} pages are free")
         pages = []

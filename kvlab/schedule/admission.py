@@ -62,7 +62,8 @@ class Admission:
             taken = scheduler.cache.allocate(name, hit.tokens, hit=hit)
             assert taken, f"{request} was admitted without room for its hit"
             request.num_computed = hit.tokens
-            scheduler.emit(now, "hit", request, "in the pool", hit.tokens)
+            if hit.tokens:
+                scheduler.emit(now, "hit", request, "in the pool", hit.tokens)
 
     def _load(self, now: float, request: Request, above: int) -> bool:
         """Whether a lower tier has more of the request than `above` tokens, and these are on their way."""

@@ -86,6 +86,7 @@ class Scheduler:
         Its chunks are empty only when every request waits for copies that are under way (`tiers.wait`).
         """
         self.step_number += 1
+        self.cache.tick(now)
         if self.tiers:
             self.tiers.poll()
         chunks, budget, preempted = self._serve_running(now)
@@ -240,7 +241,7 @@ class Scheduler:
         count = min(request.num_missing, budget)
         if not self.cache.keeps_states:
             return count, False
-        keep = self.cache.rollback.next_after(request.num_computed, request.num_prompt)
+        keep = self.cache.next_state(request.request_id, request.num_computed, request.num_prompt)
         if keep is None or keep > request.num_computed + count:
             return count, False
         return keep - request.num_computed, True
@@ -254,7 +255,8 @@ class Scheduler:
         request, known = chunk.request, len(chunk.request.tokens)
         # one more token is picked behind the last draft
         room = min(room, request.max_total - 1 - known)
-        keep = self.cache.rollback.next_after(known, request.num_prompt) if self.cache.keeps_states else None
+        states = self.cache.keeps_states
+        keep = self.cache.next_state(request.request_id, known, request.num_prompt) if states else None
         if keep is not None:
             # the state that is to be kept must have seen no draft
             room = min(room, keep - 1 - known)
@@ -268,4 +270,5 @@ class Scheduler:
         request.finish_reason = finish_reason
         (self.running if request in self.running else self.waiting).remove(request)
         pages = self.pressure.give_back(request, now)
+        self.cache.forget(request.request_id)
         self.emit(now, "finish", request, f"{finish_reason}: {reason}", len(request.tokens), pages)

@@ -1,0 +1,95 @@
+"""What both designs of the index answer, and the records that they share.
+
+The index maps (the history of n units, column) to a page. A column is one of the pages that a unit takes: of a group
+whose pages cover a whole unit there is one, of smaller pages several, and a group of states has one, for a copy of the
+state after the unit. A column has no page where none was kept: behind a window, or where no state was copied.
+
+    walk     the longest known history that a request begins with; changes nothing
+    lock     a request stands on the first n units of it: what it stands on stays in the index
+    insert   the pages of its next units; where the index has pages of that history already, those are returned
+    retreat  the request stands on fewer units
+    release  the request is gone
+    drop     a page is evicted
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvlab.cache.prefix.keys import History
+
+
+@dataclass(frozen=True)
+class Column:
+    """One of the pages that a unit takes.
+
+    Attributes:
+        group: index of the page's group.
+        place: which of the group's pages in the unit.
+        base: the page's number among all pages of the manager is this plus its id.
+    """
+
+    group: int
+    place: int
+    base: int
+
+
+class Path(Protocol):
+    """A known history that a request begins with. `units` says how long it is."""
+
+    units: int
+
+    def pages(self, column: int) -> Sequence[int]:
+        """The page of each unit, 0 where there is none."""
+
+
+@dataclass
+class Handle:
+    """Where a request stands: on its first `units` units. `tail` is the design's own record of the place.
+
+    `closed`: another history has the same digest, so nothing of this one can be put in any more.
+    """
+
+    units: int
+    tail: Any
+    closed: bool = False
+
+
+class PrefixIndex(Protocol):
+    """See the module's docstring."""
+
+    def walk(self, history: History, units: int) -> Path:
+        """The longest known history, of at most so many units, that `history` begins with."""
+
+    def lock(self, history: History, path: Path, units: int) -> Handle:
+        """The place after the first `units` units of `path`."""
+
+    def insert(self, handle: Handle, history: History, pages: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The pages that the index has of the handle's next units from now on, by column; the handle stands behind
+        them. They are `pages` (0: none), but where it had another one already."""
+
+    def retreat(self, handle: Handle, history: History, units: int) -> None:
+        """Moves the handle back behind the first `units` units."""
+
+    def release(self, handle: Handle) -> None:
+        """Forgets the handle."""
+
+    def drop(self, item: int) -> None:
+        """Forgets a page, by its number among all pages of the manager."""
+
+    def holds(self, item: int) -> bool:
+        """Whether that page is in the index."""
+
+    def entries(self) -> Iterator[tuple[int, bytes, int]]:
+        """(page's number, bytes of its whole history, column) of every page in the index; for checks and tests."""
+
+    def check(self, columns: Sequence[Column]) -> None:
+        """Asserts the design's own invariants."""
+
+
+def empty(count: int) -> array[int]:
+    """`count` times no page."""
+    return array("i", bytes(4 * count))

@@ -1,0 +1,419 @@
+"""The prefix cache: what requests computed stays findable, page by page, until its page is needed for something else.
+
+It stands between the manager, which owns tables and pools, and an index (`chain.py` or `radix.py`), which knows where
+a history lies. What it decides is the same over both: how much of a request is a hit, what is put in, who goes first.
+
+    match    pure: the hit of a request; its last token is never part of it, as its logits are wanted
+    begin    the request stands on its hit
+    advance  complete units of certain tokens are put in; where another request's page of the same history is there
+             already, the request takes that one and gives its own back (two that computed it in one step: the first
+             keeps its pages). Drafts are never put in: nobody is certain of them
+    end      what the request held stays, and goes when it is its turn
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvlab.cache.pool import NULL_BLOCK, BlockPool
+from kvlab.cache.prefix.chain import HashChain
+from kvlab.cache.prefix.index import Column, Handle, Path
+from kvlab.cache.prefix.keys import History
+from kvlab.cache.prefix.options import PrefixOptions
+from kvlab.cache.prefix.order import eviction_order
+from kvlab.cache.prefix.radix import RadixTree
+from kvlab.cache.prefix.rules import GroupRule, longest_common
+from kvlab.cache.sectors import SectorPages
+from kvlab.specs.pools import PoolLayout
+
+Pages = BlockPool | SectorPages
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What the cache has of a request.
+
+    Attributes:
+        tokens: that need not be computed.
+        tables: for each group the pages of these tokens by position, 0 where none is needed; none for states.
+        states: for each group of states the page with the copy to start from.
+        known: tokens of the prompt that the index knows at all, whether or not all groups can go on from there.
+    """
+
+    tokens: int
+    tables: tuple[Sequence[int], ...]
+    states: dict[int, int]
+    known: int
+    history: History = field(repr=False)
+    path: Path = field(repr=False)
+    version: int = field(repr=False)
+    num_prompt: int = 0
+    priority: int = 0
+
+
+@dataclass
+class Counters:
+    """Since the start, in tokens and pages. A request counts once, when it is first admitted.
+
+    Attributes:
+        requests, queries, hits: requests, their tokens at admission, and those of them that were hits.
+        again_queries, again_hits: the same of requests that came back after they lost their pages.
+        inserted, adopted, evicted: pages put in; pages given back for another's of the same history; pages dropped.
+    """
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+    again_queries: int = 0
+    again_hits: int = 0
+    inserted: int = 0
+    adopted: int = 0
+    evicted: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over asked tokens, of first admissions."""
+        return self.hits / self.queries if self.queries else 0.0
+
+
+@dataclass
+class Standing:
+    """A live request in the prefix cache. `junction`: a length after which its state is kept, 0: none."""
+
+    history: History
+    handle: Handle
+    num_prompt: int
+    priority: int
+    junction: int = 0
+    has_inserted: bool = False
+
+
+class PrefixCache:
+    """See the module's docstring.
+
+    Args:
+        options: design, eviction, which states are kept.
+        layout: of the pools. pools: the pages of each group.
+        slack: tokens by which windows keep pages longer, for stepping back.
+
+    Attributes:
+        unit: tokens by which histories are cut: the pages of all groups end there.
+        counters: since the start.
+        on_evict: called with (group, page) before a page is dropped, while the index still has it.
+    """
+
+    def __init__(
+        self, options: PrefixOptions, layout: PoolLayout, pools: Sequence[Pages], slack: int = 0
+    ) -> None:  # fmt: skip
+        self.options, self.pools, self._layout = options, tuple(pools), layout
+        sizes = [g.block_size for g in layout.groups if g.retention.rule != "state"]
+        self.unit = math.lcm(*(sizes or [layout.groups[0].block_size]))
+        spaces = list({id(pool): pool for pool in pools}.values())
+        starts = [sum(p.num_blocks for p in spaces[:i]) for i in range(len(spaces))]
+        self._spaces = list(zip(starts, spaces, strict=True))
+        base = {id(pool): start for start, pool in self._spaces}
+        self.columns: list[Column] = []
+        self.rules = []
+        for g, group in enumerate(layout.groups):
+            count = 1 if group.retention.rule == "state" else self.unit // group.block_size
+            first = len(self.columns)
+            self.columns += [Column(g, place, base[id(pools[g])]) for place in range(count)]
+            columns = tuple(range(first, first + count))
+            self.rules.append(GroupRule(g, group.retention, group.block_size, columns, self.unit, slack))
+        self.index = (RadixTree if options.design == "radix" else HashChain)(self.columns, options)
+        # of each pool of units, the pages in it that nobody holds
+        self.orders = [eviction_order(options) for _ in layout.buffers]
+        self.counters, self.version, self.now = Counters(), 0, 0.0
+        self.on_evict: Callable[[int, int], None] | None = None
+        self._standing: dict[str, Standing] = {}
+        self._histories: dict[str, tuple[int, History]] = {}
+        self._counted: set[str] = set()
+        for start, pool in self._spaces:
+            units = layout.pool_of(self._group_of(pool))
+            order = self.orders[units]
+            pool.on_short = lambda count, pool=pool, units=units: self._give_up(pool, units, count)
+            pool.on_idle = lambda pages, order=order, start=start: order.add(
+                [page + start for page in pages] if start else pages, self.now
+            )
+            pool.on_busy = lambda page, order=order, start=start: order.remove(page + start)
+
+    def _group_of(self, pool: Pages) -> int:
+        return next(g for g, own in enumerate(self.pools) if own is pool)
+
+    # finding
+
+    def match(self, request) -> Hit:
+        """The hit of `request` (its request_id, tokens, num_prompt, adapter, salt, media and priority count)."""
+        tokens = request.tokens
+        length, history = self._histories.get(request.request_id, (0, None))
+        if history is None or length != len(tokens):
+            history = History(tokens, self.unit, request.adapter, request.salt, request.media)
+            self._histories[request.request_id] = len(tokens), history
+        path = self.index.walk(history, (len(tokens) - 1) // self.unit)
+        return self._hit(history, path, request.num_prompt, request.priority)
+
+    def _hit(self, history: History, path: Path, num_prompt: int, priority: int) -> Hit:
+        units, pages = longest_common(self.rules, path, path.units)
+        tables, states = [], {}
+        for rule, own in zip(self.rules, pages, strict=True):
+            if rule.is_state:
+                tables.append(())
+                if units:
+                    states[rule.group] = own[units - 1]
+                continue
+            table = own[: units * len(rule.columns)]
+            dead = rule.dead(units)
+            if dead:
+                table[dead.start : dead.stop] = _nulls(table, len(dead))
+            tables.append(table)
+        known = path.units * self.unit
+        return Hit(units * self.unit, tuple(tables), states, known, history, path, self.version, num_prompt, priority)
+
+    def renewed(self, hit: Hit) -> Hit:
+        """`hit`, looked up again if the cache has changed since.
+
+        Raises:
+            ValueError: it is no longer of that length.
+        """
+        if hit.version == self.version:
+            return hit
+        path = self.index.walk(hit.history, hit.known // self.unit)
+        found = self._hit(hit.history, path, hit.num_prompt, hit.priority)
+        if found.tokens != hit.tokens:
+            raise ValueError(f"hit of {hit.tokens} tokens: the cache has {found.tokens} of them now, match again")
+        return found
+
+    def by_group(self, hit: Hit) -> dict[str, int]:
+        """Tokens that each group could go on from if it were alone, by group name."""
+        found = {}
+        for rule, group in zip(self.rules, self._layout.groups, strict=True):
+            pages = rule.pages(hit.path, hit.path.units)
+            found[group.name] = rule.longest(pages, hit.path.units) * self.unit
+        return found
+
+    # a request's life
+
+    def begin(self, request_id: str, hit: Hit) -> None:
+        """The request stands on its hit, whose pages the caller has touched."""
+        history, counters = hit.history, self.counters
+        self._histories.pop(request_id, None)
+        self.version += 1
+        handle = self.index.lock(history, hit.path, hit.tokens // self.unit)
+        standing = Standing(history, handle, hit.num_prompt, hit.priority)
+        self._standing[request_id] = standing
+        if self.options.junctions and hit.known > hit.tokens:
+            standing.junction = hit.known
+        if request_id in self._counted:
+            counters.again_queries += len(history.tokens)
+            counters.again_hits += hit.tokens
+        else:
+            self._counted.add(request_id)
+            counters.requests += 1
+            counters.queries += len(history.tokens)
+            counters.hits += hit.tokens
+        for rule, table in zip(self.rules, hit.tables, strict=True):
+            pages = [hit.states[rule.group]] if rule.group in hit.states else [page for page in table if page]
+            if pages:
+                self._used(rule, pages, hit.priority, True)
+
+    def _used(self, rule: GroupRule, pages: Sequence[int], priority: int, hit: bool) -> None:
+        base, order = self.columns[rule.columns[0]].base, self.orders[self._layout.pool_of(rule.group)]
+        items = [page + base for page in pages] if base else pages
+        order.used(items, priority)
+        if hit:
+            order.hit(items)
+
+    def keep_after(self, request_id: str, computed: int) -> int | None:
+        """The next length above `computed` after which the request's states are to be kept for others; None: none."""
+        standing = self._standing.get(request_id)
+        if standing is None:
+            return None
+        options, unit = self.options, self.unit
+        found = [standing.junction] if standing.junction > computed else []
+        if options.checkpoint_prompt:
+            found.append((standing.num_prompt - 1) // unit * unit)
+        if options.checkpoint_tokens:
+            every = -(-options.checkpoint_tokens // unit) * unit
+            found.append((computed // every + 1) * every)
+        return min((n for n in found if n > computed), default=None)
+
+    def advance(
+        self, request_id: str, computed: int, tables: Sequence[array[int]], states: dict[int, int], length: int
+    ) -> None:
+        """Puts in the request's complete units of its first `computed` tokens.
+
+        Args:
+            tables: of the request; pages that another request has of the same history take the place of its own.
+            states: for each group of states a page that is a copy of it after `length` tokens.
+        """
+        standing = self._standing.get(request_id)
+        if standing is None or standing.handle.closed:
+            return
+        first, last = standing.handle.units, computed // self.unit
+        if last > first:
+            self._insert(standing, first, last, tables, states, length)
+
+    def _insert(self, standing: Standing, first: int, last: int, tables, states: dict[int, int], length: int) -> None:
+        own = []
+        for rule in self.rules:
+            count = len(rule.columns)
+            if rule.is_state:
+                pages = [0] * (last - first)
+                if rule.group in states and first * self.unit < length <= last * self.unit:
+                    pages[length // self.unit - 1 - first] = states[rule.group]
+                own.append(pages)
+                continue
+            pages = tables[rule.group][first * count : last * count].tolist()
+            own += [pages[place::count] for place in range(count)] if count > 1 else [pages]
+        self.version += 1
+        kept = self.index.insert(standing.handle, standing.history, own)
+        standing.has_inserted = True
+        for rule in self.rules:
+            for column in rule.columns:
+                mine, theirs = own[column], kept[column]
+                if mine != theirs:
+                    self._adopt(rule, first, mine, theirs, tables, self.columns[column].place)
+                self._mark(rule, [page for page in theirs if page], standing.priority)
+
+    def _adopt(self, rule: GroupRule, first: int, mine, theirs, tables, place: int) -> None:
+        """Takes the pages that the index has, in place of the request's own of the same tokens."""
+        if rule.is_state:
+            return
+        pool, table, count = self.pools[rule.group], tables[rule.group], len(rule.columns)
+        for i, (old, new) in enumerate(zip(mine, theirs, strict=False)):
+            if old and old != new:
+                table[(first + i) * count + place] = new
+                pool.touch([new])
+                pool.free([old])
+                self.counters.adopted += 1
+
+    def _mark(self, rule: GroupRule, pages: list[int], priority: int) -> None:
+        """Notes that `pages` are cached."""
+        pool, new = self.pools[rule.group], []
+        cached = pool.cached
+        for page in pages:
+            if not cached[page]:
+                cached[page] = 1
+                new.append(page)
+        if pages:
+            self._used(rule, pages, priority, False)
+        if new:
+            self.counters.inserted += len(new)
+            base = self.columns[rule.columns[0]].base
+            self.orders[self._layout.pool_of(rule.group)].inserted([page + base for page in new])
+
+    def retreat(self, request_id: str, tokens: int) -> None:
+        """The request goes back to its first `tokens` tokens, the ones behind them will be others."""
+        standing = self._standing.get(request_id)
+        if standing:
+            self.version += 1
+            units = tokens // self.unit
+            if units < standing.handle.units:
+                self.index.retreat(standing.handle, standing.history, units)
+            standing.history.cut(tokens)
+
+    def end(self, request_id: str, tables: Sequence[array[int]]) -> None:
+        """The request is about to give its pages back."""
+        self._histories.pop(request_id, None)
+        standing = self._standing.pop(request_id, None)
+        if standing is None:
+            return
+        if standing.has_inserted and self.options.eviction == "fifo":
+            for rule, table in zip(self.rules, tables, strict=True):
+                base, cached = self.columns[rule.columns[0]].base, self.pools[rule.group].cached
+                items = [page + base for page in table if page != NULL_BLOCK and cached[page]]
+                self.orders[self._layout.pool_of(rule.group)].inserted(items)
+        self.version += 1
+        self.index.release(standing.handle)
+
+    def forget(self, request_id: str) -> None:
+        """The request will not come back."""
+        self._counted.discard(request_id)
+        self._histories.pop(request_id, None)
+
+    # shrinking
+
+    def evict(self, pool: int, count: int = 1) -> int:
+        """How many pages of that pool of units were dropped, at most `count`, in the order of the policy."""
+        order, gone = self.orders[pool], 0
+        while gone < count and len(order):
+            self._drop(order.pop(), order)
+            gone += 1
+        return gone
+
+    def _give_up(self, pool: Pages, units: int, count: int) -> None:
+        while pool.num_free < count and self.evict(units):
+            pass
+
+    def expire(self, now: float) -> int:
+        """How many pages were dropped because nobody used them for too long; `now` is what later times are from."""
+        self.now, gone = now, 0
+        for order in self.orders:
+            for item in order.expired(now):
+                order.remove(item)
+                self._drop(item, order)
+                gone += 1
+        return gone
+
+    def clear(self) -> int:
+        """How many pages were dropped: all that nobody holds. For a change of tokenizer, template or weights."""
+        return sum(self.evict(pool, len(order)) for pool, order in enumerate(self.orders))
+
+    def steal(self, group: int, page: int) -> None:
+        """Takes an unused page out of the cache with what is in it: it has one holder from now on, and no name."""
+        pool, item = self.pools[group], page + self.columns[self.rules[group].columns[0]].base
+        pool.touch([page])
+        pool.cached[page] = 0
+        self.index.drop(item)
+        self.orders[self._layout.pool_of(group)].forget(item)
+        self.version += 1
+
+    def _drop(self, item: int, order) -> None:
+        start, pool = next((s, p) for s, p in reversed(self._spaces) if item >= s)
+        if self.on_evict:
+            self.on_evict(self._group_of(pool), item - start)
+        self.index.drop(item)
+        order.forget(item)
+        pool.uncache(item - start)
+        self.counters.evicted += 1
+        self.version += 1
+
+    # looking
+
+    def cached_pages(self) -> Iterator[tuple[int, int]]:
+        """(group, page) of every cached page that nobody holds, in the order in which they go, pool by pool."""
+        for order in self.orders:
+            for item in order:
+                start, pool = next((s, p) for s, p in reversed(self._spaces) if item >= s)
+                yield self._group_of(pool), item - start
+
+    def check(self) -> None:
+        """Asserts that index, pools and orders agree.
+
+        Raises:
+            AssertionError: what differs.
+        """
+        self.index.check(self.columns)
+        found, histories = set(), set()
+        for item, history, column in self.index.entries():
+            assert item not in found, f"page {item} is in the index twice"
+            assert (history, column) not in histories, "one history has two pages in one column"
+            found.add(item)
+            histories.add((history, column))
+        marked = {
+            start + page for start, pool in self._spaces for page in range(1, pool.num_blocks) if pool.cached[page]
+        }
+        assert found == marked, "pages in the index are not the pages marked as cached"
+        assert not any(pool.cached[NULL_BLOCK] for _, pool in self._spaces), "a null page is cached"
+        idle = {start + page for start, pool in self._spaces for page in range(1, pool.num_blocks)
+                if pool.cached[page] and not pool.references[page]}  # fmt: skip
+        ordered = [item for order in self.orders for item in order]
+        assert len(ordered) == len(set(ordered)) and set(ordered) == idle, "evictable pages are not the unused ones"
+        assert sum(pool.num_idle for _, pool in self._spaces) == len(idle), "unused pages are miscounted"
+
+
+def _nulls(like: Sequence[int], count: int) -> Sequence[int]:
+    return array("i", bytes(4 * count)) if isinstance(like, array) else [0] * count

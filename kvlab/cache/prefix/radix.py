@@ -1,0 +1,342 @@
+"""The radix tree: runs of units that no request has left in the middle, each a node below the run before it.
+
+A node has the token bytes of its run and, for each column, an array of pages. Its children are told apart by their
+first unit, a unit being the tokens of a page: splits happen at page ends alone. A unit that media overlap is a node of
+its own, its extra key part of the child's key. Adapter and salt choose the root.
+
+Requests lock the path from their node to the root, whatever pages of it they hold: a locked node and its tokens stay.
+What is not locked is evictable, page by page from the ends of leaves: inner nodes have leaves behind them that go first.
+
+Source: SGLang srt/mem_cache/radix_cache.py; it differs by comparing bytes, and by counting its sizes in pages.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from kvlab.cache.prefix.index import Column, Handle, empty
+from kvlab.cache.prefix.keys import TOKEN_BYTES, History
+from kvlab.cache.prefix.options import PrefixOptions
+
+
+class Node:
+    """A run of units, `start` units deep.
+
+    Attributes:
+        key: its token bytes. extra: the extra key of a unit with media, which is a run of its own; of a root, its name.
+        pages: of each column, the page of each unit, 0 where there is none.
+        live: pages that are not 0.
+        locks: requests that stand on it or below.
+    """
+
+    __slots__ = ("children", "extra", "key", "live", "locks", "pages", "parent", "start", "units")
+
+    def __init__(
+        self, parent: Node | None, start: int, key: bytes, pages: list[array[int]], extra: bytes = b""
+    ) -> None:
+        self.parent, self.start, self.key, self.pages, self.extra = parent, start, bytearray(key), pages, extra
+        self.children: dict[bytes, Node] = {}
+        self.locks, self.live = 0, 0
+        self.units = len(pages[0])
+
+
+class NodePath:
+    """The nodes of a known history, first to last, and how many units of the last one belong to it."""
+
+    __slots__ = ("nodes", "root", "units")
+
+    def __init__(self, root: Node | None, nodes: list[Node], units: int) -> None:
+        self.root, self.nodes, self.units = root, nodes, units
+
+    def pages(self, column: int) -> array[int]:
+        """The page of each unit in that column, 0 where there is none."""
+        found = empty(0)
+        for node in self.nodes:
+            found += node.pages[column]
+        return found[: self.units]
+
+
+class RadixTree:
+    """The index as a radix tree; see `kvlab.cache.prefix.index`.
+
+    Attributes:
+        roots: by adapter and salt.
+        evictable, protected: pages in nodes that nobody locks, and in locked ones.
+    """
+
+    def __init__(self, columns: Sequence[Column], options: PrefixOptions) -> None:
+        self.columns = tuple(columns)
+        self.roots: dict[bytes, Node] = {}
+        self.evictable = self.protected = 0
+        self._where: dict[int, Node] = {}
+        self._depth: dict[int, int] = {}
+
+    # finding
+
+    def walk(self, history: History, units: int) -> NodePath:
+        """The longest known history, of at most `units` units, that `history` begins with."""
+        root = node = self.roots.get(history.namespace)
+        width, at, nodes = history.unit * TOKEN_BYTES, 0, []
+        data = history.token_bytes(0, units) if root else b""
+        while node and at < units:
+            child = node.children.get(data[at * width : (at + 1) * width] + history.media_of(at))
+            if child is None:
+                break
+            same = min(_common(child, data, at, width), _run(history, at, units - at))
+            nodes.append(child)
+            at += same
+            if same < child.units:
+                break
+            node = child
+        return NodePath(root, nodes, at)
+
+    # standing
+
+    def lock(self, history: History, path: NodePath, units: int) -> Handle:
+        """The place after the first `units` units of `path`; a node that it ends inside of is split there."""
+        root = path.root
+        if root is None:
+            name = history.namespace
+            root = self.roots.setdefault(name, Node(None, 0, b"", [empty(0) for _ in self.columns], name))
+        node = root
+        for one in path.nodes:
+            if one.start >= units:
+                break
+            node = one
+        if node.start + node.units > units:
+            node = self._split(node, units - node.start)
+        self._locked(node, None, 1)
+        return Handle(units, node)
+
+    def retreat(self, handle: Handle, history: History, units: int) -> None:
+        """Moves the handle back behind the first `units` units."""
+        before = node = handle.tail
+        while node.start >= units and node.parent:
+            node = node.parent
+        if node.start + node.units > units:
+            node = self._split(node, units - node.start)
+        self._locked(before, node, -1)
+        handle.units, handle.tail = units, node
+        self._prune(before)
+
+    def release(self, handle: Handle) -> None:
+        """Forgets the handle."""
+        node, handle.tail, handle.units = handle.tail, None, 0
+        self._locked(node, None, -1)
+        self._prune(node)
+
+    def _locked(self, node: Node | None, above: Node | None, change: int) -> None:
+        """Adds `change` to the locks of `node` and of every node between it and `above`."""
+        while node is not above:
+            before, node.locks = node.locks, node.locks + change
+            assert node.locks >= 0, "a node is released more often than it was locked"
+            if not before or not node.locks:
+                self.protected += node.live * change
+                self.evictable -= node.live * change
+            node = node.parent
+
+    # growing
+
+    def insert(self, handle: Handle, history: History, pages: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The pages that the index has of the handle's next units; see `PrefixIndex.insert`."""
+        first, count, width = handle.units, len(pages[0]), history.unit * TOKEN_BYTES
+        data, node, at = history.token_bytes(first, first + count), handle.tail, 0
+        kept: list[list[int]] = [[] for _ in pages]
+        while at < count:
+            extra = history.media_of(first + at)
+            child = node.children.get(data[at * width : (at + 1) * width] + extra)
+            run = _run(history, first + at, count - at)
+            rest = [column[at:] for column in pages]
+            if child is None:
+                stop = at + run
+                part = [column[: stop - at] for column in rest]
+                node = self._grown(handle, node, data[at * width : stop * width], part, extra)
+                at = stop
+                for column, own in zip(kept, part, strict=True):
+                    column += own
+                continue
+            same = min(_common(child, data, at, width), run)
+            node = self._split(child, same) if same < child.units else child
+            self._fill(node, rest)
+            for column, theirs in zip(kept, node.pages, strict=True):
+                column += theirs
+            at += same
+        self._locked(node, handle.tail, 1)
+        handle.units, handle.tail = first + count, node
+        return kept
+
+    def _grown(self, handle: Handle, node: Node, key: bytes, pages: list[Sequence[int]], extra: bytes) -> Node:
+        """The node that has these units behind `node`: itself, when the handle's request alone stands there."""
+        arrays = [array("i", column) for column in pages]
+        own = node is handle.tail and node.locks == 1 and not node.children and node.parent and not node.extra
+        if own and not extra:
+            node.key += key
+            for column, more in zip(node.pages, arrays, strict=True):
+                column.extend(more)
+            grown, at = node, node.units
+            node.units += len(arrays[0])
+        else:
+            grown, at = Node(node, node.start + node.units, key, arrays, extra), 0
+            node.children[key[: len(key) // grown.units] + extra] = grown
+        self._note(grown, at)
+        return grown
+
+    def _note(self, node: Node, first: int) -> None:
+        """Notes where the pages of `node` are, from unit `first` of it on, and counts them."""
+        for column, pages in zip(self.columns, node.pages, strict=True):
+            for at in range(first, node.units):
+                if pages[at]:
+                    item = pages[at] + column.base
+                    self._where[item], self._depth[item] = node, node.start + at
+                    self._count(node, 1)
+
+    def _fill(self, node: Node, pages: Sequence[Sequence[int]]) -> None:
+        """Gives `node` the pages that it lacks."""
+        for c, column in enumerate(self.columns):
+            if 0 not in node.pages[c]:
+                continue
+            for at, page in enumerate(pages[c][: node.units]):
+                if page and not node.pages[c][at]:
+                    node.pages[c][at] = page
+                    self._where[page + column.base], self._depth[page + column.base] = node, node.start + at
+                    self._count(node, 1)
+
+    def _count(self, node: Node, change: int) -> None:
+        node.live += change
+        if node.locks:
+            self.protected += change
+        else:
+            self.evictable += change
+
+    def _split(self, node: Node, units: int) -> Node:
+        """The new node of the first `units` units of `node`, which keeps the others and stays where requests stand."""
+        width = len(node.key) // node.units
+        upper = Node(node.parent, node.start, node.key[: units * width], [column[:units] for column in node.pages])
+        upper.locks = node.locks
+        node.parent.children[bytes(node.key[:width])] = upper
+        node.key, node.start, node.parent = node.key[units * width :], node.start + units, upper
+        node.pages = [column[units:] for column in node.pages]
+        node.units -= units
+        upper.children[bytes(node.key[:width])] = node
+        for column, pages in zip(self.columns, upper.pages, strict=True):
+            self._where.update((page + column.base, upper) for page in pages if page)
+            upper.live += len(pages) - pages.count(0)
+        node.live -= upper.live
+        return upper
+
+    # shrinking
+
+    def drop(self, item: int) -> None:
+        """Forgets a page, by its number among all pages of the manager."""
+        node, at = self._where.pop(item), self._depth.pop(item)
+        at -= node.start
+        for column, pages in zip(self.columns, node.pages, strict=True):
+            if pages[at] and pages[at] + column.base == item:
+                pages[at] = 0
+                break
+        self._count(node, -1)
+        self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        """Takes units without pages off the end of `node`, and of those above it, where nobody is behind them."""
+        while not node.locks and not node.children:
+            width = len(node.key) // node.units if node.units else 0
+            while node.units and not any(pages[-1] for pages in node.pages):
+                first = bytes(node.key[:width]) + node.extra
+                del node.key[-width:]
+                for pages in node.pages:
+                    pages.pop()
+                node.units -= 1
+            if node.units:
+                return
+            parent = node.parent
+            if parent is None:
+                del self.roots[node.extra]
+                return
+            del parent.children[first]
+            node = parent
+
+    # looking
+
+    def holds(self, item: int) -> bool:
+        """Whether that page is in the index."""
+        return item in self._where
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, parents before their children."""
+        queue = list(self.roots.values())
+        for node in queue:
+            yield node
+            queue += node.children.values()
+
+    def entries(self) -> Iterator[tuple[int, bytes, int]]:
+        """(page's number, bytes of its whole history, column) of every page in the index."""
+        histories: dict[int, bytes] = {}
+        for node in self.nodes():
+            width = len(node.key) // node.units if node.units else 0
+            before = histories[id(node.parent)] if node.parent else b""
+            histories[id(node)] = before + node.extra + bytes(node.key)
+            for c, column in enumerate(self.columns):
+                for at, page in enumerate(node.pages[c]):
+                    if page:
+                        yield page + column.base, before + node.extra + bytes(node.key[: (at + 1) * width]), c
+
+    def check(self, columns: Sequence[Column]) -> None:
+        """Asserts that the tree is whole, and that evictable and protected pages are all pages.
+
+        Raises:
+            AssertionError: which node is wrong.
+        """
+        evictable = protected = 0
+        for node in self.nodes():
+            live = 0
+            for column, pages in zip(columns, node.pages, strict=True):
+                assert len(pages) == node.units, "a node's columns are of different lengths"
+                for at, page in enumerate(pages):
+                    where = self._where.get(page + column.base), self._depth.get(page + column.base)
+                    assert not page or where == (node, node.start + at), f"page {page} is not where the index has it"
+                    live += page != 0
+            assert live == node.live, "a node's pages are miscounted"
+            protected, evictable = protected + live * bool(node.locks), evictable + live * (not node.locks)
+            width = len(node.key) // node.units if node.units else 0
+            assert node.parent is None or node.units, "a node without units"
+            for key, child in node.children.items():
+                one = len(child.key) // child.units
+                assert key == bytes(child.key[:one]) + child.extra, "a child lies under a key that is not its own"
+                assert child.parent is node and child.start == node.start + node.units, "a child is in the wrong place"
+                assert not width or width == one, "units of different widths"
+            assert node.locks >= sum(child.locks for child in node.children.values()), "locks end inside a path"
+            ends = node.locks or node.children or (node.units and any(pages[-1] for pages in node.pages))
+            assert ends, "a node ends in units without pages that nobody needs"
+        assert (evictable, protected) == (self.evictable, self.protected), "evictable or protected is miscounted"
+        assert evictable + protected == len(self._where) == len(self._depth), "a page is in no node"
+
+
+def _common(node: Node, data: bytes, at: int, width: int) -> int:
+    """Units that `node` and `data` from unit `at` on have in common; the first one is known to be."""
+    if node.extra:
+        return 1
+    most = min(node.units, len(data) // width - at)
+    key, start = node.key, at * width
+    if key[: most * width] == data[start : start + most * width]:
+        return most
+    low, high = 1, most
+    # units below `low` are equal, those below `high` are not all
+    while high - low > 1:
+        middle = (low + high) // 2
+        if key[low * width : middle * width] == data[start + low * width : start + middle * width]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _run(history: History, at: int, most: int) -> int:
+    """Units from `at` on that make one node: one with media, or all before the next one with media."""
+    if not history.has_media or history.media_of(at):
+        return 1 if history.has_media else most
+    stop = 1
+    while stop < most and not history.media_of(at + stop):
+        stop += 1
+    return stop
