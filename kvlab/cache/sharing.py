@@ -6,7 +6,6 @@ from array import array
 from typing import TYPE_CHECKING
 
 from kvlab.cache.kept import KeptStates, PageCopy
-from kvlab.cache.pool import BlockPool
 from kvlab.cache.room import Room
 
 if TYPE_CHECKING:

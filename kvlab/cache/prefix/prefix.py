@@ -15,83 +15,22 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
-from kvlab.cache.pool import NULL_BLOCK, BlockPool
+from kvlab.cache.pool import NULL_BLOCK
 from kvlab.cache.prefix.chain import HashChain
-from kvlab.cache.prefix.index import Column, Handle, Path
+from kvlab.cache.prefix.evicting import Evicting, Pages
+from kvlab.cache.prefix.index import Column, Path
 from kvlab.cache.prefix.keys import History
 from kvlab.cache.prefix.options import PrefixOptions
 from kvlab.cache.prefix.order import eviction_order
 from kvlab.cache.prefix.radix import RadixTree
+from kvlab.cache.prefix.records import Counters, Hit, Standing
 from kvlab.cache.prefix.rules import GroupRule, longest_common
-from kvlab.cache.sectors import SectorPages
 from kvlab.specs.pools import PoolLayout
 
-Pages = BlockPool | SectorPages
 
-
-@dataclass(frozen=True)
-class Hit:
-    """What the cache has of a request.
-
-    Attributes:
-        tokens: that need not be computed.
-        tables: for each group the pages of these tokens by position, 0 where none is needed; none for states.
-        states: for each group of states the page with the copy to start from.
-        known: tokens of the prompt that the index knows at all, whether or not all groups can go on from there.
-    """
-
-    tokens: int
-    tables: tuple[Sequence[int], ...]
-    states: dict[int, int]
-    known: int
-    history: History = field(repr=False)
-    path: Path = field(repr=False)
-    version: int = field(repr=False)
-    num_prompt: int = 0
-    priority: int = 0
-
-
-@dataclass
-class Counters:
-    """Since the start, in tokens and pages. A request counts once, when it is first admitted.
-
-    Attributes:
-        requests, queries, hits: requests, their tokens at admission, and those of them that were hits.
-        again_queries, again_hits: the same of requests that came back after they lost their pages.
-        inserted, adopted, evicted: pages put in; pages given back for another's of the same history; pages dropped.
-    """
-
-    requests: int = 0
-    queries: int = 0
-    hits: int = 0
-    again_queries: int = 0
-    again_hits: int = 0
-    inserted: int = 0
-    adopted: int = 0
-    evicted: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """Hit tokens over asked tokens, of first admissions."""
-        return self.hits / self.queries if self.queries else 0.0
-
-
-@dataclass
-class Standing:
-    """A live request in the prefix cache. `junction`: a length after which its state is kept, 0: none."""
-
-    history: History
-    handle: Handle
-    num_prompt: int
-    priority: int
-    junction: int = 0
-    has_inserted: bool = False
-
-
-class PrefixCache:
+class PrefixCache(Evicting):
     """See the module's docstring.
 
     Args:
@@ -139,9 +78,6 @@ class PrefixCache:
                 [page + start for page in pages] if start else pages, self.now
             )
             pool.on_busy = lambda page, order=order, start=start: order.remove(page + start)
-
-    def _group_of(self, pool: Pages) -> int:
-        return next(g for g, own in enumerate(self.pools) if own is pool)
 
     # finding
 
@@ -333,86 +269,6 @@ class PrefixCache:
         """The request will not come back."""
         self._counted.discard(request_id)
         self._histories.pop(request_id, None)
-
-    # shrinking
-
-    def evict(self, pool: int, count: int = 1) -> int:
-        """How many pages of that pool of units were dropped, at most `count`, in the order of the policy."""
-        order, gone = self.orders[pool], 0
-        while gone < count and len(order):
-            self._drop(order.pop(), order)
-            gone += 1
-        return gone
-
-    def _give_up(self, pool: Pages, units: int, count: int) -> None:
-        while pool.num_free < count and self.evict(units):
-            pass
-
-    def expire(self, now: float) -> int:
-        """How many pages were dropped because nobody used them for too long; `now` is what later times are from."""
-        self.now, gone = now, 0
-        for order in self.orders:
-            for item in order.expired(now):
-                order.remove(item)
-                self._drop(item, order)
-                gone += 1
-        return gone
-
-    def clear(self) -> int:
-        """How many pages were dropped: all that nobody holds. For a change of tokenizer, template or weights."""
-        return sum(self.evict(pool, len(order)) for pool, order in enumerate(self.orders))
-
-    def steal(self, group: int, page: int) -> None:
-        """Takes an unused page out of the cache with what is in it: it has one holder from now on, and no name."""
-        pool, item = self.pools[group], page + self.columns[self.rules[group].columns[0]].base
-        pool.touch([page])
-        pool.cached[page] = 0
-        self.index.drop(item)
-        self.orders[self._layout.pool_of(group)].forget(item)
-        self.version += 1
-
-    def _drop(self, item: int, order) -> None:
-        start, pool = next((s, p) for s, p in reversed(self._spaces) if item >= s)
-        if self.on_evict:
-            self.on_evict(self._group_of(pool), item - start)
-        self.index.drop(item)
-        order.forget(item)
-        pool.uncache(item - start)
-        self.counters.evicted += 1
-        self.version += 1
-
-    # looking
-
-    def cached_pages(self) -> Iterator[tuple[int, int]]:
-        """(group, page) of every cached page that nobody holds, in the order in which they go, pool by pool."""
-        for order in self.orders:
-            for item in order:
-                start, pool = next((s, p) for s, p in reversed(self._spaces) if item >= s)
-                yield self._group_of(pool), item - start
-
-    def check(self) -> None:
-        """Asserts that index, pools and orders agree.
-
-        Raises:
-            AssertionError: what differs.
-        """
-        self.index.check(self.columns)
-        found, histories = set(), set()
-        for item, history, column in self.index.entries():
-            assert item not in found, f"page {item} is in the index twice"
-            assert (history, column) not in histories, "one history has two pages in one column"
-            found.add(item)
-            histories.add((history, column))
-        marked = {
-            start + page for start, pool in self._spaces for page in range(1, pool.num_blocks) if pool.cached[page]
-        }
-        assert found == marked, "pages in the index are not the pages marked as cached"
-        assert not any(pool.cached[NULL_BLOCK] for _, pool in self._spaces), "a null page is cached"
-        idle = {start + page for start, pool in self._spaces for page in range(1, pool.num_blocks)
-                if pool.cached[page] and not pool.references[page]}  # fmt: skip
-        ordered = [item for order in self.orders for item in order]
-        assert len(ordered) == len(set(ordered)) and set(ordered) == idle, "evictable pages are not the unused ones"
-        assert sum(pool.num_idle for _, pool in self._spaces) == len(idle), "unused pages are miscounted"
 
 
 def _nulls(like: Sequence[int], count: int) -> Sequence[int]:

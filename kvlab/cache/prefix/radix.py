@@ -18,43 +18,7 @@ from collections.abc import Iterator, Sequence
 from kvlab.cache.prefix.index import Column, Handle, empty
 from kvlab.cache.prefix.keys import TOKEN_BYTES, History
 from kvlab.cache.prefix.options import PrefixOptions
-
-
-class Node:
-    """A run of units, `start` units deep.
-
-    Attributes:
-        key: its token bytes. extra: the extra key of a unit with media, which is a run of its own; of a root, its name.
-        pages: of each column, the page of each unit, 0 where there is none.
-        live: pages that are not 0.
-        locks: requests that stand on it or below.
-    """
-
-    __slots__ = ("children", "extra", "key", "live", "locks", "pages", "parent", "start", "units")
-
-    def __init__(
-        self, parent: Node | None, start: int, key: bytes, pages: list[array[int]], extra: bytes = b""
-    ) -> None:
-        self.parent, self.start, self.key, self.pages, self.extra = parent, start, bytearray(key), pages, extra
-        self.children: dict[bytes, Node] = {}
-        self.locks, self.live = 0, 0
-        self.units = len(pages[0])
-
-
-class NodePath:
-    """The nodes of a known history, first to last, and how many units of the last one belong to it."""
-
-    __slots__ = ("nodes", "root", "units")
-
-    def __init__(self, root: Node | None, nodes: list[Node], units: int) -> None:
-        self.root, self.nodes, self.units = root, nodes, units
-
-    def pages(self, column: int) -> array[int]:
-        """The page of each unit in that column, 0 where there is none."""
-        found = empty(0)
-        for node in self.nodes:
-            found += node.pages[column]
-        return found[: self.units]
+from kvlab.cache.prefix.runs import Node, NodePath, common, run_length
 
 
 class RadixTree:
@@ -83,7 +47,7 @@ class RadixTree:
             child = node.children.get(data[at * width : (at + 1) * width] + history.media_of(at))
             if child is None:
                 break
-            same = min(_common(child, data, at, width), _run(history, at, units - at))
+            same = min(common(child, data, at, width), run_length(history, at, units - at))
             nodes.append(child)
             at += same
             if same < child.units:
@@ -146,7 +110,7 @@ class RadixTree:
         while at < count:
             extra = history.media_of(first + at)
             child = node.children.get(data[at * width : (at + 1) * width] + extra)
-            run = _run(history, first + at, count - at)
+            run = run_length(history, first + at, count - at)
             rest = [column[at:] for column in pages]
             if child is None:
                 stop = at + run
@@ -156,7 +120,7 @@ class RadixTree:
                 for column, own in zip(kept, part, strict=True):
                     column += own
                 continue
-            same = min(_common(child, data, at, width), run)
+            same = min(common(child, data, at, width), run)
             node = self._split(child, same) if same < child.units else child
             self._fill(node, rest)
             for column, theirs in zip(kept, node.pages, strict=True):
@@ -311,32 +275,3 @@ class RadixTree:
             assert ends, "a node ends in units without pages that nobody needs"
         assert (evictable, protected) == (self.evictable, self.protected), "evictable or protected is miscounted"
         assert evictable + protected == len(self._where) == len(self._depth), "a page is in no node"
-
-
-def _common(node: Node, data: bytes, at: int, width: int) -> int:
-    """Units that `node` and `data` from unit `at` on have in common; the first one is known to be."""
-    if node.extra:
-        return 1
-    most = min(node.units, len(data) // width - at)
-    key, start = node.key, at * width
-    if key[: most * width] == data[start : start + most * width]:
-        return most
-    low, high = 1, most
-    # units below `low` are equal, those below `high` are not all
-    while high - low > 1:
-        middle = (low + high) // 2
-        if key[low * width : middle * width] == data[start + low * width : start + middle * width]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _run(history: History, at: int, most: int) -> int:
-    """Units from `at` on that make one node: one with media, or all before the next one with media."""
-    if not history.has_media or history.media_of(at):
-        return 1 if history.has_media else most
-    stop = 1
-    while stop < most and not history.media_of(at + stop):
-        stop += 1
-    return stop

@@ -1,0 +1,74 @@
+"""The nodes of the radix tree: runs of units, and how two runs are compared."""
+
+from __future__ import annotations
+
+from array import array
+
+from kvlab.cache.prefix.index import empty
+from kvlab.cache.prefix.keys import History
+
+
+class Node:
+    """A run of units, `start` units deep.
+
+    Attributes:
+        key: its token bytes. extra: the extra key of a unit with media, which is a run of its own; of a root, its name.
+        pages: of each column, the page of each unit, 0 where there is none.
+        live: pages that are not 0.
+        locks: requests that stand on it or below.
+    """
+
+    __slots__ = ("children", "extra", "key", "live", "locks", "pages", "parent", "start", "units")
+
+    def __init__(
+        self, parent: Node | None, start: int, key: bytes, pages: list[array[int]], extra: bytes = b""
+    ) -> None:
+        self.parent, self.start, self.key, self.pages, self.extra = parent, start, bytearray(key), pages, extra
+        self.children: dict[bytes, Node] = {}
+        self.locks, self.live = 0, 0
+        self.units = len(pages[0])
+
+
+class NodePath:
+    """The nodes of a known history, first to last, and how many units of the last one belong to it."""
+
+    __slots__ = ("nodes", "root", "units")
+
+    def __init__(self, root: Node | None, nodes: list[Node], units: int) -> None:
+        self.root, self.nodes, self.units = root, nodes, units
+
+    def pages(self, column: int) -> array[int]:
+        """The page of each unit in that column, 0 where there is none."""
+        found = empty(0)
+        for node in self.nodes:
+            found += node.pages[column]
+        return found[: self.units]
+
+
+def common(node: Node, data: bytes, at: int, width: int) -> int:
+    """Units that `node` and `data` from unit `at` on have in common; the first one is known to be."""
+    if node.extra:
+        return 1
+    most = min(node.units, len(data) // width - at)
+    key, start = node.key, at * width
+    if key[: most * width] == data[start : start + most * width]:
+        return most
+    low, high = 1, most
+    # units below `low` are equal, those below `high` are not all
+    while high - low > 1:
+        middle = (low + high) // 2
+        if key[low * width : middle * width] == data[start + low * width : start + middle * width]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def run_length(history: History, at: int, most: int) -> int:
+    """Units from `at` on that make one node: one with media, or all before the next one with media."""
+    if not history.has_media or history.media_of(at):
+        return 1 if history.has_media else most
+    stop = 1
+    while stop < most and not history.media_of(at + stop):
+        stop += 1
+    return stop
