@@ -14,7 +14,7 @@ from kvlab.ops.coded import decode_rows, pick, put
 from kvlab.ops.grouped_views import GroupedViews
 from kvlab.quant.closed import codec_of
 
-QUERY_BLOCK = 64  # query tokens of a sequence whose scores exist at one time
+QUERY_BLOCK = 128  # query tokens of a sequence whose scores exist at one time
 
 
 def paged_attention(
