@@ -145,4 +145,8 @@ def _proposer(engine: Any, options: SpeculationOptions) -> Any:
         from kvlab.speculate.ngram import NGramProposer
 
         return NGramProposer(options.longest)
+    if options.method == "draft":
+        from kvlab.speculate.model import ModelProposer
+
+        return ModelProposer(engine, options.draft, options.k, options.drawn)
     raise ValueError(f"method {options.method!r}: is not here yet")
