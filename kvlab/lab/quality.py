@@ -5,6 +5,8 @@ cache per format, and one in the dtype the model computes in ("full precision": 
 At every token the formats' distributions are compared with the full-precision one.
 
     python -m kvlab.lab.quality --out book/results/quality_kv_formats.json
+    python -m kvlab.lab.quality --out book/results/quality_kv_formats.json --more --in-chunks --segments 8 --length 512
+        --formats ALL   (every format, fewer tokens)
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -23,6 +26,7 @@ from kvlab.engine.storage import PagedStorage
 from kvlab.lab.paged_run import PagedRun
 from kvlab.models.load import LoadedModel, load_model
 from kvlab.ops.batch import AttentionBatch
+from kvlab.specs.formats import FORMATS
 from kvlab.specs.kv_dtypes import with_formats
 from kvlab.specs.layout import group_parts
 
@@ -198,16 +202,19 @@ def record(args: argparse.Namespace) -> dict:
     begun = time.perf_counter()
 
     def progress(done: int, of: int) -> None:
-        if done % 64 == 0 or done == of:
-            print(f"{done} of {of} tokens of each segment, {time.perf_counter() - begun:.0f} s", flush=True)
+        if done % 64 == 0 or done == of or args.in_chunks:
+            unit = "segments read" if args.in_chunks else "tokens of each segment"
+            print(f"{done} of {of} {unit}, {time.perf_counter() - begun:.0f} s", flush=True)
 
-    scores = score_formats(model, torch.tensor(rows), args.formats, progress)
+    run = score_in_chunks if args.in_chunks else score_formats
+    scores = run(model, torch.tensor(rows), args.formats, progress)
     full = scores[model.dtype]
     formats = {n: {**summarize(s), "nll_change": paired_nll(s, full)} for n, s in scores.items() if n != model.dtype}
+    how = "each as one chunk (formats are causal: as token by token)" if args.in_chunks else "one token at a time"
     conditions = (
         f"{model.name} ({model.source}; the cache is compared with a {model.dtype} cache, the weights stay as they "
-        f"are), {needed:,} tokens of {text.source} in {args.segments} segments of {args.length:,}, read one token at "
-        "a time through the cache; mean and 95% band over the segments."
+        f"are), {needed:,} tokens of {text.source} in {args.segments} segments of {args.length:,}, read {how} "
+        "through the cache; mean and 95% band over the segments."
     )
     return {
         "what": "KL divergence, perplexity and top-1 agreement of KV cache formats against a full-precision cache",
@@ -233,13 +240,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "fp8_e4m3"], help="formats to score")
     parser.add_argument("--segments", type=int, default=40, help="segments of the text, at least 8 for a band")
     parser.add_argument("--length", type=int, default=768, help="tokens of a segment")
+    parser.add_argument("--in-chunks", action="store_true", help="read each segment as one chunk: sooner, same numbers")
+    parser.add_argument("--more", action="store_true", help="keep what --out holds; this run goes under its key 'more'")
     parser.add_argument("--out", help="file for the JSON; standard output when absent")
     args = parser.parse_args(argv)
+    if args.formats == ["ALL"]:
+        args.formats = [name for name in FORMATS if name not in ("fp64", "fp32")]
     args.raw = list(sys.argv[1:] if argv is None else argv)
-    text = json.dumps(record(args), indent=1)
+    found = record(args)
+    if args.out and args.more:
+        found = json.loads(Path(args.out).read_text(encoding="utf-8")) | {"more": found}
+    text = json.dumps(found, indent=1)
     if args.out:
-        from pathlib import Path
-
         Path(args.out).write_text(text + "\n", encoding="utf-8")
     else:
         print(text)
