@@ -10,7 +10,7 @@ are certain. A snapshot is a copy, so going back to one is exact. Its fields:
     requests             id -> [tokens known, tokens computed, "waiting", "running" or the finish reason]
     tables               id -> the block table of each group, 0 where nothing is held
     free                 for each pool, its free units in the order in which they will be handed out
-    cached               findable pages of the prefix cache: see `_cached`, {} without one
+    cached, idle, prefix with a prefix cache: see `kvlab.schedule.snapshots_prefix`
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from kvlab.schedule.events import Event
 from kvlab.schedule.request import Request
 from kvlab.schedule.scheduler import Scheduler, Step
+from kvlab.schedule.snapshots_prefix import prefix_picture
 
 Snapshot = dict[str, Any]
 
@@ -68,7 +69,7 @@ class Recorder:
                          for name, r in self._seen.items()},
             "tables": {name: [list(table) for table in tables] for name, tables in cache.tables.items()},
             "free": [list(pool.free_blocks()) for pool in cache.unit_pools],
-            "cached": {},
+            **prefix_picture(cache),
         })  # fmt: skip
         self._events.clear()
 
@@ -128,6 +129,8 @@ def sentence(event: Event) -> str:
         "hit": f"{name} finds {tokens} in the cache{why}.",
         "chunk": f"{name} computes {tokens}" + (f"; {event.reason}." if event.reason else "."),
         "preempt": f"{name} loses {pages}{why}; {tokens} computed for nothing.",
+        "swap_out": f"{name} leaves {pages} to the tier below{why}.",
+        "swap_in": f"{name} gets {pages} back from below{why}.",
         "rollback": f"{name} is cut back by {tokens}{why}.",
         "release": f"{name} gives back {pages}{why}.",
         "token": f"{name} gets token {event.tokens}.",

@@ -11,7 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 from kvlab.cache import KVCacheManager
+from kvlab.cache.prefix import DESIGNS, PrefixOptions
 from kvlab.schedule.events import EventLog
+from kvlab.schedule.policy import SchedulingPolicy
 from kvlab.schedule.request import Request, SamplingParams
 from kvlab.schedule.scheduler import Limits, Scheduler
 from kvlab.schedule.snapshots import Recorder, recording
@@ -22,10 +24,14 @@ from kvlab.specs.parts import Attention, SlidingWindow
 
 MOST_STEPS = 300
 NAMES = "ABCDEFGH"
-LAYERS = ("full", "window", "both")
+CHOICES = {
+    "layers": ("full", "window", "both"), "prefix": ("off", *DESIGNS), "order": ("fcfs", "longest_prefix"),
+    "victim": ("last", "least_progress", "cheapest"),
+}  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
     "block_size": 4, "pages": 12, "budget": 16, "max_seqs": 4, "layers": "full", "window": 8,
+    "prefix": "off", "order": "fcfs", "victim": "last",
     "requests": [[9, 7, 0, 0], [6, 8, 0, 0], [14, 5, 2, 0]],
 }  # fmt: skip
 """The settings of a story. A request is [prompt tokens, new tokens, arrival (steps before it), shared tokens]."""
@@ -41,6 +47,13 @@ STORIES: dict[str, dict[str, Any]] = {
     "the pool runs out": {"pages": 8, "requests": [[9, 10, 0, 0], [8, 10, 0, 0], [7, 6, 1, 0]]},
     "a window gives pages back": {"layers": "window", "requests": [[14, 16, 0, 0], [6, 14, 3, 0]]},
     "layers of both kinds": {"layers": "both", "requests": [[14, 12, 0, 0], [6, 10, 3, 0]]},
+    "a shared beginning": {"prefix": "hash", "requests": [[13, 4, 0, 12], [15, 3, 2, 12], [18, 2, 7, 12]]},
+    "a tree of beginnings": {
+        "prefix": "radix", "pages": 16, "requests": [[14, 3, 0, 12], [14, 3, 2, 8], [17, 2, 4, 12], [9, 2, 7, 8]],
+    },
+    "kept pages make room": {
+        "prefix": "radix", "pages": 7, "requests": [[13, 3, 0, 12], [14, 4, 4, 0], [13, 3, 9, 12]],
+    },
     "one long prompt, in chunks": {"budget": 8, "pages": 16, "requests": [[5, 9, 0, 0], [30, 4, 1, 0]]},
 }  # fmt: skip
 """Named stories: what each changes of `DEFAULTS`."""
@@ -58,8 +71,9 @@ def story_params(params: dict[str, Any]) -> dict[str, Any]:
     found = {**DEFAULTS, **params}
     for name, (low, high) in RANGES.items():
         found[name] = _whole(name, found[name], low, high)
-    if found["layers"] not in LAYERS:
-        raise ValueError(f"layers {found['layers']!r}: must be one of {', '.join(LAYERS)}")
+    for name, known in CHOICES.items():
+        if found[name] not in known:
+            raise ValueError(f"{name} {found[name]!r}: must be one of {', '.join(known)}")
     requests = found["requests"]
     if not isinstance(requests, list) or not 1 <= len(requests) <= len(NAMES):
         raise ValueError(f"requests: must be a list of 1 to {len(NAMES)}")
@@ -102,8 +116,14 @@ def story_state(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded_state(recorder: Recorder) -> dict[str, Any]:
-    """What the widget shows of a recording, a real engine's too."""
+    """What the widget shows of a recording, a real engine's too.
+
+    Raises:
+        ValueError: pools of sectors, whose units are not pages.
+    """
     cache, counts = recorder.scheduler.cache, recorder.scheduler.events.counts
+    if cache.layout.policy == "sectors":
+        raise ValueError("pools 'sectors': not shown here, a cell would be a sector and not a page")
     return {
         "groups": [[g.name, g.block_size, g.retention.rule, g.retention.size] for g in cache.groups],
         "pools": [pool.num_blocks - 1 for pool in cache.unit_pools],
@@ -121,9 +141,10 @@ def story_scheduler(used: dict[str, Any]) -> Scheduler:
     parts["both"] = parts["full"] + parts["window"]
     layers = tuple(LayerSpec(i, (part,)) for i, part in enumerate(parts[used["layers"]]))
     groups = group_parts(ModelSpec("story", "llama", layers, 64, 1, 10_000), used["block_size"])
-    cache = KVCacheManager(groups, [used["pages"] + 1] * len(groups), used["budget"])
+    prefix = None if used["prefix"] == "off" else PrefixOptions(design=used["prefix"])
+    cache = KVCacheManager(groups, [used["pages"] + 1] * len(groups), used["budget"], prefix=prefix)
     limits = Limits(used["max_seqs"], used["budget"], 1000)
-    return Scheduler(cache, limits, EventLog(64))
+    return Scheduler(cache, limits, EventLog(64), SchedulingPolicy(order=used["order"], victim=used["victim"]))
 
 
 def story_requests(used: dict[str, Any]) -> list[tuple[int, Request]]:

@@ -7,7 +7,12 @@ const PHASES = {
   taken: "pages are handed out, the model is about to run",
   done: "the step's tokens are certain",
 };
-const LAYERS = [["full", "keep every token"], ["window", "keep a window"], ["both", "one of each"]];
+const CHOICES = [
+  ["layers", "Layers", { full: "keep every token", window: "keep a window", both: "one of each" }],
+  ["prefix", "Prefix cache", { off: "off", hash: "hash chain", radix: "radix tree" }],
+  ["order", "Who is admitted", { fcfs: "first come", longest_prefix: "longest prefix in the cache" }],
+  ["victim", "Who gives way", { last: "last arrived", least_progress: "least progress", cheapest: "cheapest to redo" }],
+];
 const NUMBERS = [
   ["block_size", "Tokens per page", 1, 64],
   ["pages", "Pages in the pool", 1, 200],
@@ -73,15 +78,15 @@ function slotMarks(marks) {
     ...["full", "writing"].map((mark) => node("i", { class: mark, style: `width: ${share(mark)}` })));
 }
 
-function page(state, shot, number, held, before) {
-  const cached = shot.cached[number];
+function page(state, shot, pool, number, held, before) {
+  const cached = shot.cached?.[pool][number];
   const change = held && !before ? "new" : !held && before ? "back" : "";
   const owners = held ?? [];
   const marks = owners.length ? slots(state, shot, owners[0]) : [];
   const used = marks.filter((mark) => mark !== "empty").length;
   const who = owners.map(([name, entry]) => `${name} entry ${entry}`).join(", ");
-  const said = `page ${number}: ` + (owners.length ? `${who}` : "free") +
-    (marks.length ? `, ${used} of ${marks.length} slots` : "") + (cached ? `, findable: ${cached}` : "") +
+  const said = `page ${number}: ` + (owners.length ? who : cached ? "kept" : "free") +
+    (marks.length ? `, ${used} of ${marks.length} slots` : "") + (cached ? `, findable by tokens ${cached}` : "") +
     (change === "new" ? ", taken now" : change === "back" ? ", given back now" : "");
   const tag = owners.length ? owners.map(([name, entry]) => `${name}${entry}`).join(" ") : cached ? "kept" : "free";
   return node("li", {
@@ -98,12 +103,14 @@ function pools(state, shot, before) {
     const then = before ? holders(state, before, pool) : new Map();
     const kinds = state.groups.filter((_, g) => state.pool_of[g] === pool).map(([name, size]) => `${name}, ${many(size, "token")} a page`);
     const free = shot.free[pool];
-    const cells = Array.from({ length: count }, (_, i) => page(state, shot, i + 1, now.get(i + 1), then.get(i + 1)));
+    const cells = Array.from({ length: count }, (_, i) => page(state, shot, pool, i + 1, now.get(i + 1), then.get(i + 1)));
     return node("div", { class: "kvs-pool-box" },
       node("h4", {}, `Pool (${kinds.join("; ")}): ${free.length} of ${count} free`),
       node("ol", { class: "kvs-pool" }, ...cells),
       node("p", { class: "kvs-list", "data-free": free.join(",") }, node("b", {}, "Free list, next first: "),
-        free.length ? free.join(" · ") : "empty"));
+        free.length ? free.join(" · ") : "empty"),
+      shot.idle ? node("p", { class: "kvs-list", "data-idle": shot.idle[pool].join(",") },
+        node("b", {}, "Kept and unused, next to be evicted first: "), shot.idle[pool].join(" · ") || "none") : null);
   });
 }
 
@@ -148,7 +155,8 @@ function prefixes(shot) {
   if (!shot.prefix) return null;
   const branch = (entry) => node("li", {}, node("code", {}, entry.label), ` ${entry.text}`,
     entry.children?.length ? node("ul", {}, ...entry.children.map(branch)) : null);
-  return node("div", { class: "kvs-prefix" }, node("h4", {}, shot.prefix.title),
+  const name = shot.prefix.design === "radix" ? "Radix tree: positions, and what lies there" : "Hash chain: digests, and what lies there";
+  return node("div", { class: "kvs-prefix" }, node("h4", {}, name),
     shot.prefix.entries.length ? node("ul", {}, ...shot.prefix.entries.map(branch)) : node("p", { class: "kvs-list" }, "empty"));
 }
 
@@ -181,12 +189,13 @@ function settings(params, data) {
   const add = node("button", { type: "button", class: "kvs-add" }, "Add a request");
   const remove = node("button", { type: "button", class: "kvs-remove" }, "Remove the last");
   const body = node("tbody", {}, ...params.requests.map((row, k) => requestRow(k, row)));
-  const extra = (data.choices ?? []).map(([name, label, options]) => field(label, pick(name, options, params[name])));
+  const choices = CHOICES.map(([name, label, texts]) =>
+    field(label, pick(name, data.choices[name].map((key) => [key, texts[key] ?? key]), params[name])));
   const form = node("form", { class: "kvs-settings", "aria-label": "Settings of the story" },
     field("Story", pick("story", [["", "own"], ...Object.keys(data.stories).map((name) => [name, name])], "")),
     node("div", { class: "kvs-fields" },
       ...NUMBERS.map(([name, label, low, high]) => field(label, numberInput(name, params[name], low, high))),
-      field("Layers", pick("layers", LAYERS, params.layers)), ...extra),
+      ...choices),
     node("div", { class: "kvs-scroll", tabindex: 0, role: "group", "aria-label": "Requests" },
       node("table", {}, node("caption", {}, "Requests, in tokens"), node("thead", {}, node("tr", {},
         ...["Request", ...COLUMNS.map(([label]) => label)].map((text) => node("th", { scope: "col" }, text)))), body)),

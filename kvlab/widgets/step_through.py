@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.schedule.snapshots import Recorder
-from kvlab.schedule.story import DEFAULTS, STORIES, recorded_state, story_params, story_state
+from kvlab.schedule.story import CHOICES, DEFAULTS, STORIES, recorded_state, story_params, story_state
 from kvlab.widgets.kernel import FOLDER, LiveWidget, front_end
 from kvlab.widgets.live import table_html
 
@@ -14,7 +14,8 @@ MOST_ROWS = 60
 
 def front_end_data() -> dict[str, Any]:
     """What the front end's settings offer."""
-    return {"defaults": DEFAULTS, "stories": STORIES, "folded": "The same as a table, step by step"}
+    choices = {name: list(known) for name, known in CHOICES.items()}
+    return {"defaults": DEFAULTS, "stories": STORIES, "choices": choices, "folded": "The same as a table, step by step"}
 
 
 def fallback_table(state: dict[str, Any]) -> str:
@@ -25,7 +26,7 @@ def fallback_table(state: dict[str, Any]) -> str:
         " ".join(text for _, _, text in shot["events"]) or "-",
         ", ".join(shot["waiting"]) or "-", ", ".join(shot["running"]) or "-",
         "; ".join(f"{name}: {_tables(tables)}" for name, tables in shot["tables"].items()) or "-",
-        " / ".join(", ".join(map(str, free)) or "none" for free in shot["free"]),
+        _lists(shot["free"]) + (f"; kept {_lists(shot['idle'])}" if "idle" in shot else ""),
     ] for shot in state["snapshots"][:MOST_ROWS]]  # fmt: skip
     return table_html("Block pool and queue, step by step; 0 in a table is a page given back", header, rows)
 
@@ -35,6 +36,10 @@ def moment(shot: dict[str, Any]) -> str:
     if shot["phase"] in ("start", "end"):
         return str(shot["phase"])
     return f"step {shot['step']}, {'before' if shot['phase'] == 'taken' else 'after'} the model"
+
+
+def _lists(pages: list[list[int]]) -> str:
+    return " / ".join(", ".join(map(str, own)) or "none" for own in pages)
 
 
 def _tables(tables: list[list[int]]) -> str:

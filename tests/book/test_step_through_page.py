@@ -26,6 +26,8 @@ SHOWN = """() => ({
   events: [...document.querySelectorAll('.kvs-events li[data-kind]')].map(e => e.textContent),
   queues: [...document.querySelectorAll('.kvs-queue')].slice(0, 2).map(q => [...q.querySelectorAll('li b')].map(e => e.textContent)),
   tables: [...document.querySelectorAll('[data-table]')].map(e => e.dataset.table),
+  idle: [...document.querySelectorAll('[data-idle]')].map(e => e.dataset.idle),
+  index: [...document.querySelectorAll('.kvs-prefix code')].map(e => e.textContent),
   free: [...document.querySelectorAll('[data-free]')].map(e => e.dataset.free),
   held: [...document.querySelectorAll('.kvs-pool')].map(p => [...p.children].map(e => e.dataset.held)),
 })"""
@@ -43,6 +45,13 @@ def browser() -> Iterator[object]:
         yield running
 
 
+def labels(entries: list[dict]) -> Iterator[str]:
+    """Labels of a tree, each before those below it."""
+    for entry in entries:
+        yield entry["label"]
+        yield from labels(entry["children"])
+
+
 def expected(state: dict, shot: dict) -> dict:
     """What the page must show of a snapshot, from Python's data."""
     held = [[""] * count for count in state["pools"]]
@@ -57,6 +66,8 @@ def expected(state: dict, shot: dict) -> dict:
         "queues": [shot["waiting"], shot["running"]],
         "tables": [f"{n}:{g}:{','.join(map(str, t))}" for n, ts in shot["tables"].items() for g, t in enumerate(ts)],
         "free": [",".join(map(str, free)) for free in shot["free"]],
+        "idle": [",".join(map(str, idle)) for idle in shot.get("idle", [])],
+        "index": list(labels(shot["prefix"]["entries"])) if "prefix" in shot else [],
         "held": held,
     }
 

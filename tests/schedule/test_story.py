@@ -38,7 +38,8 @@ def test_each_snapshot_lists_free_and_held_pages_that_make_the_pool():
         for shot in state["snapshots"]:
             for g, pool in enumerate(state["pool_of"]):
                 held = {page for tables in shot["tables"].values() for page in tables[g] if page}
-                assert sorted([*shot["free"][pool], *held]) == list(range(1, state["pools"][pool] + 1))
+                idle = shot["idle"][pool] if "idle" in shot else []
+                assert sorted([*shot["free"][pool], *idle, *held]) == list(range(1, state["pools"][pool] + 1))
 
 
 def test_a_request_that_loses_its_pages_waits_and_runs_again():
@@ -60,6 +61,47 @@ def test_two_kinds_of_layers_have_a_table_and_a_pool_each():
     state = story_state(STORIES["layers of both kinds"])
     assert state["groups"] == [["full", 4, "all", 0], ["sliding8", 4, "window", 8]] and state["pools"] == [12, 12]
     assert seen(state, "done")[0]["tables"]["A"] == [[1, 2, 3, 4], [0, 2, 3, 4]]
+
+
+def test_a_shared_beginning_is_found_page_by_page_and_kept_when_nobody_holds_it():
+    shots = story_state(STORIES["a shared beginning"])["snapshots"]
+    second = next(s for s in shots if s["tables"].keys() == {"A", "B"})
+    assert second["tables"] == {"A": [[1, 2, 3, 4]], "B": [[1, 2, 3, 5]]}
+    assert ["hit", "B", "B finds 12 tokens in the cache: in the pool."] in second["events"]
+    assert second["chunks"][-1][:3] == ["B", 12, 3]
+    assert (shots[-1]["free"], shots[-1]["idle"]) == ([[7, 8, 9, 10, 11, 12]], [[4, 5, 6, 3, 2, 1]])
+    assert shots[-1]["cached"][0] == {
+        "1": "0-3", "2": "4-7", "3": "8-11", "4": "1012-1015", "5": "2012-2015", "6": "3012-3015",
+    }  # fmt: skip
+    [first] = shots[-1]["prefix"]["entries"]
+    [second_link] = first["children"]
+    assert (first["text"], second_link["text"]) == ("tokens 0-3; pages 1", "tokens 4-7; pages 2")
+    assert len(second_link["children"][0]["children"]) == 3
+
+
+def test_a_node_is_split_where_a_request_leaves_it_and_kept_pages_make_room_from_their_end():
+    shots = story_state(STORIES["a tree of beginnings"])["snapshots"]
+    [whole] = shots[2]["prefix"]["entries"]
+    assert (whole["label"], whole["text"]) == ("0-11", "tokens 0-11; pages 1, 2, 3; locked by 1")
+    split = next(s for s in shots if s["requests"].get("B", [0, 0, ""])[1] > 8)["prefix"]["entries"]
+    assert [e["label"] for e in split] == ["0-7"]
+    assert [c["text"] for c in split[0]["children"]] == [
+        "tokens 8-11, 1012-1015; pages 3, 4; evictable from its end",
+        "tokens 2008-2011; pages 5; locked by 1",
+    ]
+    tight = story_state(STORIES["kept pages make room"])["snapshots"]
+    assert ["hit", "C"] in [e[:2] for s in tight for e in s["events"]]
+    before, after = (s for s in tight if s["step"] == 7)
+    assert before["tables"] == {"B": [[4, 5, 6, 7, 3]]} and before["idle"] == [[2, 1]]
+    assert after["idle"] == [[2, 1, 7, 6, 5, 4]] and after["free"] == [[3]]
+
+
+def test_window_layers_need_their_tail_alone():
+    params = {**STORIES["a shared beginning"], "layers": "both", "pages": 20}
+    shots = story_state(params)["snapshots"]
+    hit = next(s for s in shots if ["hit", "B"] in [e[:2] for e in s["events"]])
+    full, window = hit["tables"]["B"]
+    assert full[:3] == hit["tables"]["A"][0][:3] and window[0] == 0 and len(full) == len(window)
 
 
 def test_a_request_that_can_never_fit_is_refused_and_the_others_run():
@@ -84,7 +126,7 @@ def test_the_record_is_bounded_and_says_so():
 
 
 def test_snapshots_are_copies_and_json():
-    params = story_params(STORIES["layers of both kinds"])
+    params = story_params({**STORIES["layers of both kinds"], "prefix": "radix"})
     scheduler = story_scheduler(params)
     with recording(scheduler) as recorder:
         kept = []
@@ -108,6 +150,7 @@ def test_snapshots_are_copies_and_json():
         ({"pages": 0}, "pages 0: must be a whole number from 1 to 200"),
         ({"block_size": 4.0}, "block_size 4.0"),
         ({"layers": "none"}, "layers 'none'"),
+        ({"prefix": "tree"}, "prefix 'tree': must be one of off, hash, radix"),
         ({"requests": []}, "requests: must be a list of 1 to 8"),
         ({"requests": [[4, 1, 0]]}, "request A: must be prompt, new tokens, arrives, shared"),
         ({"requests": [[4, 1, 0, 0], [0, 1, 0, 0]]}, "prompt of request B 0"),
