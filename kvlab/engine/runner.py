@@ -17,7 +17,8 @@ from torch import Tensor
 
 from kvlab.cache import KVCacheManager
 from kvlab.ops.batch import AttentionBatch
-from kvlab.schedule import Limits, Step
+from kvlab.ops.tree import TreeMask, depths, tree_mask
+from kvlab.schedule import Chunk, Limits, Step
 from kvlab.specs.pages import cdiv
 
 
@@ -95,6 +96,8 @@ class Runner:
         self.tables = [fixed(seqs, width, dtype=torch.int32) for width in widths]
         # what left the last layer in the last step [T, hidden], for those who draft from it
         self.keeps_hidden, self.hidden = False, None
+        # the parents of the last tokens that a chunk ends in, where they are a tree
+        self.tree_of: Callable[[Chunk], tuple[int, ...]] = lambda chunk: ()
         self._fence = UploadFence(device) if device.type == "cuda" else None
         # entries of each table row that the last step wrote
         self._written = [np.zeros(seqs, dtype=np.int64) for _ in cache.groups]
@@ -123,6 +126,10 @@ class Runner:
             self.ids.array[row:known] = chunk.request.tokens[chunk.start : end - len(chunk.drafts)]
             self.ids.array[known:stop] = chunk.drafts
             self.positions.array[row:stop] = np.arange(chunk.start, end)
+            if tree := self.tree_of(chunk):
+                # a token's position is its depth
+                own = min(chunk.count, len(tree))
+                self.positions.array[stop - own : stop] = np.array(depths(tree)[-own:]) + end - len(tree) - 1
             self.query_start_loc.array[i] = row
             self.seq_lens.array[i] = end
             self._fill_pages(i, row, chunk.request.request_id, chunk.start, end)
@@ -167,6 +174,7 @@ class Runner:
             "num_decodes": step.num_decodes,
             "query_lens": tuple(chunk.count for chunk in step.chunks),
             "ends": tuple(chunk.start + chunk.count for chunk in step.chunks),
+            "tree": self._tree(step, seqs),
         }
         batches = tuple(
             AttentionBatch(block_table=table.upload(seqs), slot_mapping=slots.upload(tokens), **shared)
@@ -176,6 +184,10 @@ class Runner:
         if self._fence:
             self._fence.record()
         return inputs
+
+    def _tree(self, step: Step, seqs: int) -> TreeMask | None:
+        trees = [self.tree_of(chunk) for chunk in step.chunks]
+        return tree_mask(trees + [()] * (seqs - len(trees)), self.decoder.device) if any(trees) else None
 
     def _padded(self, count: int) -> int:
         return cdiv(count, self.pad_to) * self.pad_to

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvlab.ops.tree import TreeMask
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionBatch:
@@ -28,6 +30,7 @@ class AttentionBatch:
         query_lens, ends: new tokens and final length of each live sequence, on the host: what loops over prefill
             chunks go by. Decodes are not looped over.
         closed: int32 [B, width], block table of the closed groups of a layer that has them (`GroupedViews`).
+        tree: which of its last tokens each token sees, where a sequence ends in a tree; None: all before itself.
         memory: what an operation works out once for all layers of the step, under names of its own.
     """
 
@@ -43,6 +46,7 @@ class AttentionBatch:
     num_decodes: int
     query_lens: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    tree: TreeMask | None = None
     closed: torch.Tensor | None = None
     # not an argument, so that a batch made from another by `replace` begins with none
     memory: dict[Any, Any] = field(init=False, default_factory=dict)

@@ -43,17 +43,20 @@ def paged_attention(
         out: where to write the result, [T, Hq, Dv] contiguous.
 
     Raises:
-        ValueError: Hq is not a multiple of Hkv; a negative window, softcap or chunk; sinks or slopes not one per head.
+        ValueError: a tree under rules that go by positions; Hq is not a multiple of Hkv; a negative window, softcap or
+            chunk; sinks or slopes not one per head.
     """
     rules = Rules(scale, window, softcap, chunk, sinks, alibi)
     _check(query, views, rules)
     if out is None:
         out = query.new_empty((*query.shape[:2], views.value_dim))
+    if batch.tree is not None:
+        _check_tree(views, rules)
     if isinstance(views, GroupedViews):
         grouped.paged_attention(query, views, batch, rules, out)
         return out
     name = backend(query, triton=True)
-    if name == "cpu" and not views.in_place:
+    if (name == "cpu" and not views.in_place) or (batch.tree is not None and name in ("cpu", "triton")):
         name = "torch"
     if name == "triton":
         from kvlab.ops.attention import triton_
@@ -69,6 +72,14 @@ def paged_attention(
 
         cpu.paged_attention(query, views, batch, rules, out)
     return out
+
+
+def _check_tree(views: PageViews | GroupedViews, rules: Rules) -> None:
+    """Refuses a tree where a rule goes by positions: a token's slot in a tree is not its position."""
+    if rules.window or rules.chunk or rules.alibi is not None or isinstance(views, GroupedViews):
+        raise ValueError(
+            "batch.tree: trees of tokens need full attention without alibi over pages that close no groups"
+        )
 
 
 def _check(query: torch.Tensor, views: PageViews, rules: Rules) -> None:

@@ -23,16 +23,22 @@ def paged_attention(
             continue
         low = rules.lowest(first)
         key, value = gather(views, batch.block_table[b], low, end, query)
-        out[rows] = attend(query[rows], key, value, (first, low), rules).to(out.dtype)
+        seen = None
+        if batch.tree is not None:
+            slots = torch.arange(first, end, device=query.device)[None], torch.arange(low, end, device=query.device)
+            seen = batch.tree.seen(slice(b, b + 1), slots, batch.seq_lens[b : b + 1, None].long())[0]
+        out[rows] = attend(query[rows], key, value, (first, low), rules, seen).to(out.dtype)
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, begin: tuple[int, int], rules: Rules
-) -> torch.Tensor:
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, begin: tuple[int, int], rules: Rules,
+    among: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Attention [T, Hq, Dv] of query [T, Hq, D] over key [Hkv, S, D] and value [Hkv, S, Dv].
 
     Args:
         begin: positions of the first query and of the first key.
+        among: bool [T, S], what a query sees at most beside the rules; None: everything.
     """
     rows, num_heads, head_dim = query.shape
     kv_heads, tokens, _ = key.shape
@@ -40,7 +46,8 @@ def attend(
     products = (q @ key.transpose(1, 2)).view(num_heads, rows, tokens)
     q_pos = torch.arange(begin[0], begin[0] + rows, device=query.device)[:, None]
     k_pos = torch.arange(begin[1], begin[1] + tokens, device=query.device)[None, :]
-    weights = rules.weights(products, rules.seen(q_pos, k_pos), k_pos - q_pos)
+    seen = rules.seen(q_pos, k_pos) if among is None else rules.seen(q_pos, k_pos) & among
+    weights = rules.weights(products, seen, k_pos - q_pos)
     result = weights.view(kv_heads, -1, tokens) @ value
     return result.view(num_heads, rows, -1).transpose(0, 1)
 

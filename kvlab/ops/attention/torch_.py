@@ -52,6 +52,8 @@ def _sequences(query, views, batch, which, rules: Rules, padded) -> None:
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, value = (_gather(views, name, table, key_live).to(dtype) for name in ("k", "v"))
     seen = rules.seen(position[..., None], k_pos) & key_live[:, None] & live[..., None]  # [b, count, S]
+    if batch.tree is not None:
+        seen = seen & batch.tree.seen(which, (position, k_pos), seq_lens)
     b, _, num_heads, head_dim = q.shape
     kv_heads = key.shape[1]
     grouped = q.to(dtype).transpose(1, 2).reshape(b, kv_heads, -1, head_dim)

@@ -72,7 +72,7 @@ def decode_layers(
 
 def fuses(x: torch.Tensor, stack: LayerStack, views: Sequence[PageViews], batches: Sequence[AttentionBatch]) -> bool:
     """Whether the one launch runs this step: fp32, at most MAX_ROWS rows, one new token a sequence, layers alike."""
-    if not few_rows(x, MAX_ROWS) or batches[0].max_query_len > 1:
+    if not few_rows(x, MAX_ROWS) or batches[0].max_query_len > 1 or batches[0].tree is not None:
         return False
     if not all(v.format == "fp32" for v in views):
         return False
