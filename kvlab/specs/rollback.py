@@ -7,6 +7,7 @@ copy that is old enough the tokens up to the wanted length are computed again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -44,6 +45,21 @@ class RollbackPolicy:
                     f"checkpoints_kept {self.checkpoints_kept}: steps back of {self.tokens} tokens over states copied "
                     f"every {self.checkpoint_tokens} tokens need {least}"
                 )
+
+    def check(self, states: Sequence[str]) -> None:
+        """Refuses steps back over states of which no copies are made.
+
+        Args:
+            states: where a model has them, for the message: "group state", "layer 0".
+
+        Raises:
+            ValueError: there are some, and nothing to step back to.
+        """
+        if states and self.tokens and not self.checkpoint_tokens:
+            raise ValueError(
+                f"rollback: tokens {self.tokens} needs checkpoint_tokens, the states of {states[0]} step back to "
+                "copies alone"
+            )
 
     @property
     def slack(self) -> int:

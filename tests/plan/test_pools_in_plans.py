@@ -158,3 +158,9 @@ def test_the_engine_s_unified_pool_is_vllm_s_but_for_padded_rows(name):
     assert len(ours.groups) == len(theirs.groups) and len(ours.buffers[0]) == theirs.layers_per_group
     assert theirs.page_bytes <= ours.buffers[0][0] <= 1.02 * theirs.page_bytes
     assert sum(len(g.members) for g in ours.groups) == sum(len(g.members) for g in group_parts(model, 16))
+
+
+def test_a_step_back_that_the_engine_refuses_is_no_plan_either():
+    with pytest.raises(ValueError, match="tokens 5 needs checkpoint_tokens, the states of layer 0"):
+        make_plan("qwen3-next-80b-a3b", rollback_tokens=5, policy="paged")
+    assert make_plan("qwen3-next-80b-a3b", rollback_tokens=5, checkpoint_tokens=64, policy="paged").sequence().total
