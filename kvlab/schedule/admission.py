@@ -21,7 +21,11 @@ class Admission:
     def next(self, now: float) -> Request | None:
         """The next request, running from now on, its pages of earlier tokens in place; None when it has to wait."""
         scheduler = self.scheduler
-        request = scheduler.waiting.head(lambda r: self._tokens(self._hit(r)))
+        alone = scheduler.pressure.alone
+        if alone in scheduler.waiting:
+            request = alone
+        else:
+            request = scheduler.waiting.head(lambda r: self._tokens(self._hit(r)))
         hit = self._hit(request)
         reason = self._refusal(request, hit)
         if reason:

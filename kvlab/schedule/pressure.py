@@ -39,7 +39,7 @@ class Pressure:
         if candidates:
             victim, why = scheduler.policy.choose(candidates)
         elif scheduler.running == [asking]:
-            victim, why = asking, ""
+            self._alone, victim, why = asking, asking, ""
         else:
             scheduler.emit(now, "wait", asking, "all others are being loaded")
             return None
@@ -50,8 +50,6 @@ class Pressure:
         """`victim` loses its pages and waits again; it computes its tokens again, or has them brought back."""
         scheduler = self.scheduler
         scheduler.running.remove(victim)
-        if not scheduler.running:
-            self._alone = victim
         victim.preemptions += 1
         victim.drafts = ()
         swaps, why = self._swaps(victim) if may_swap else (False, "")

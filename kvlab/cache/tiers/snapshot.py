@@ -50,6 +50,10 @@ def restore(cache: KVCacheManager, request_id: str, holdings: Snapshot) -> list[
 
     The caller has made sure that they fit.
     """
+    counts = [len(held) for _, held in holdings.tables]
+    for g in cache.kept.pools:
+        counts[g] += len(holdings.kept)
+    cache.make_room(counts)
     tables, pages = [], []
     for g, (entries, held) in enumerate(holdings.tables):
         table = array("i", [NULL_BLOCK]) * entries
