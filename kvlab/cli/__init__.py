@@ -19,8 +19,10 @@ COMMANDS = {
     "plan": "size the cache of a model: bytes, sequences that fit, decode time",
     "generate": "run the engine on a prompt",
     "serve": "serve a model over HTTP, OpenAI-compatible, with /metrics",
+    "simulate": "run a trace on hardware you do not have",
     "parity": "compare the engine with transformers on a shrunken configuration",
     "bench": "measure the engine against transformers, both in one run",
+    "kernels": "compile the Triton kernels ahead of time: registers, loads, tensor cores, roofline",
     "claims": "recompute the claims of the two texts and print the verdicts",
 }
 

@@ -5,6 +5,8 @@ Import this module (and with it triton) only where a kernel is used. `TRITON_INT
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,11 +73,26 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+_targets: list[Any] = []
+
+
+@contextmanager
+def building_for(target: Any) -> Iterator[None]:
+    """Launches made inside are those of a device of `target` (a triton GPUTarget), whatever this machine has."""
+    _targets.append(target)
+    try:
+        yield
+    finally:
+        _targets.pop()
+
+
 def native_fp8(device: torch.device) -> bool:
     """Whether kernels may convert fp8 e4m3 by an instruction: from compute capability 8.9 on.
 
     The interpreter may; elsewhere (sm_80, AMD's gfx942 with its other e4m3) the bits are moved into place.
     """
+    if _targets:
+        return _targets[-1].backend == "cuda" and _targets[-1].arch >= 89
     if device.type != "cuda" or torch.version.hip is not None:
         return device.type == "cpu"
     return torch.cuda.get_device_capability(device) >= (8, 9)

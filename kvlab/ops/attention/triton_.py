@@ -162,7 +162,7 @@ def prefill_launch(
     }  # fmt: skip
     # each sequence may end in a block that is not full
     blocks = (query.shape[0] - first) // meta["BLOCK_Q"] + batch.num_seqs - first
-    return Launch(paged_prefill, (blocks, kv_heads), args, meta, num_warps=4 if wide else 8)
+    return Launch(paged_prefill, (blocks, kv_heads), args, meta, num_warps=8)
 
 
 def count_splits(longest: int, rules: Rules, split: int) -> int:

@@ -44,13 +44,13 @@ def paged_prefill(
         o_head = i_kv * GROUP + o_row % GROUP
         before = n - (end - begin)  # tokens cached before this step
         o_query = before + o_new
-        stop = tl.minimum(n, before + (i_block + 1) * BLOCK_Q)
+        least, stop = before + i_block * BLOCK_Q, tl.minimum(n, before + (i_block + 1) * BLOCK_Q)
         if p_tree is not None:
             trunk = n - tl.load(p_tree_len + i_seq)  # positions from here on are the tree's
             b_tree = tl.load(p_tree + o_token_row, mask=m_row, other=0)
             o_query = tl.load(p_position + o_token_row, mask=m_row, other=0).to(tl.int32)
-            stop = n
-        low = first_seen(tl.min(tl.where(m_row, o_query, n)), WINDOW, CHUNK)
+            least, stop = tl.minimum(least, trunk), n  # a draft's position is that of its depth
+        low = first_seen(least, WINDOW, CHUNK)
 
         o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
         o_q = o_token_row[:, None] * s_q_row + o_head[:, None] * s_q_head + o_d[None, :]

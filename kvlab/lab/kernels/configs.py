@@ -1,0 +1,190 @@
+"""The production configurations: shapes that served models have, each as the launches of a real call on meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from kvlab.lab.kernels.cost import Cost, attention_cost, merge_cost, write_cost
+from kvlab.ops.attention import triton_ as attention
+from kvlab.ops.attention.rules import Rules
+from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.triton_support import Launch
+from kvlab.ops.views import PageViews, page_views
+from kvlab.ops.write_kv import triton_ as write
+from kvlab.specs.formats import get_format
+from kvlab.specs.layout import page_layout
+from kvlab.specs.parts import Attention
+
+PAGE, PAGES = 16, 4096  # tokens of a page; how many pages a pool has decides nothing
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer and one batch.
+
+    Attributes:
+        heads, kv_heads, dim, value_dim: Hq, Hkv, D, Dv.
+        fmt: storage format. window, chunk, softcap, sinks: as `kvlab.ops.attention.paged_attention`.
+        batch, context, new: sequences, tokens of each, new ones of each.
+    """
+
+    heads: int
+    kv_heads: int
+    dim: int
+    value_dim: int = 0
+    fmt: str = "bf16"
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    batch: int = 8
+    context: int = 8192
+    new: int = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel in one production configuration.
+
+    Attributes:
+        name: "kernel/shape/format".
+        build: its launches, made inside `kvlab.ops.triton_support.building_for`; the first is the kernel's own.
+        cost: what a call must move and compute.
+        archs: targets that CI compiles it for; () for `--all` alone.
+    """
+
+    name: str
+    build: Callable[[], list[Launch]] = field(repr=False)
+    cost: Cost
+    archs: tuple[str, ...] = ()
+
+
+SHAPES = {
+    "llama-3-8b": Shape(32, 8, 128),
+    "llama-3-70b-tp8": Shape(8, 1, 128, batch=32),
+    "gpt-oss-window": Shape(64, 8, 64, window=128, sinks=True),
+    "gpt-oss": Shape(64, 8, 64, sinks=True),
+    "gemma-2-9b": Shape(16, 8, 256, softcap=50.0),
+    "gemma-3-4b-window": Shape(8, 4, 256, window=1024),
+    "phi-2": Shape(32, 32, 80),
+    "phi-3-mini": Shape(32, 32, 96),
+    "head-112": Shape(32, 8, 112),
+    "falcon-7b": Shape(71, 1, 64),
+    "llama-4-chunk": Shape(40, 8, 128, chunk=8192, context=32768),
+    "deepseek-expanded": Shape(16, 16, 192, 128),
+}
+FULL = ("sm_80", "sm_90", "sm_100", "gfx942")
+NVIDIA = FULL[:3]
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """A tensor without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def pages_of(shape: Shape) -> PageViews:
+    """A pool's views for `shape`, without memory."""
+    part = Attention(shape.kv_heads, shape.dim, shape.value_dim or shape.dim, get_format(shape.fmt))
+    layout = page_layout(part, PAGE)
+    return page_views(meta(PAGES, layout.page_bytes, dtype=torch.uint8), layout)
+
+
+def batch_of(shape: Shape) -> AttentionBatch:
+    """The step of `shape`, without memory."""
+    b, tokens = shape.batch, shape.batch * shape.new
+    ints = [meta(*s, dtype=torch.int32) for s in ((b + 1,), (b,), (b, shape.context // PAGE))]
+    longs = [meta(tokens, dtype=torch.int64) for _ in range(2)]
+    return AttentionBatch(*ints, *longs, b, tokens, shape.new, shape.context, b if shape.new == 1 else 0)
+
+
+def rules_of(shape: Shape) -> Rules:
+    """Its attention rules."""
+    sinks = meta(shape.heads) if shape.sinks else None
+    return Rules(shape.dim**-0.5, shape.window, shape.softcap, shape.chunk, sinks)
+
+
+def decode(shape: Shape) -> list[Launch]:
+    """Decode in splits and the merge."""
+    dtype = torch.float16 if shape.fmt == "fp16" else BF16
+    query = meta(shape.batch, shape.heads, shape.dim, dtype=dtype)
+    out = meta(shape.batch, shape.heads, shape.value_dim or shape.dim, dtype=dtype)
+    return attention.decode_launches(query, pages_of(shape), batch_of(shape), rules_of(shape), out)
+
+
+def prefill(shape: Shape, tree: bool = False) -> list[Launch]:
+    """Chunks of `shape.new` tokens."""
+    tokens = shape.batch * shape.new
+    query, out = meta(tokens, shape.heads, shape.dim), meta(tokens, shape.heads, shape.value_dim or shape.dim)
+    nodes = None
+    if tree:
+        nodes = attention.Tree(meta(tokens, dtype=torch.int64), meta(shape.batch, dtype=torch.int32))
+    return [attention.prefill_launch(query, pages_of(shape), batch_of(shape), rules_of(shape), out, nodes)]
+
+
+def cache_write(shape: Shape) -> list[Launch]:
+    """The cache write with rotation."""
+    tokens = shape.batch * shape.new
+    key, value = meta(tokens, shape.kv_heads, shape.dim), meta(tokens, shape.kv_heads, shape.value_dim or shape.dim)
+    slots, positions = (meta(tokens, dtype=torch.int64) for _ in range(2))
+    angles = write.Angles(meta(shape.context, shape.dim // 2), meta(shape.context, shape.dim // 2), positions)
+    return [write.write_launch(key, value, pages_of(shape), slots, angles)]
+
+
+# what CI compiles; `--all` compiles every configuration for every target
+CI = {
+    "decode/llama-3-8b/bf16": FULL, "decode/gemma-2-9b/bf16": NVIDIA, "decode/gpt-oss-window/bf16": ("sm_90",),
+    "decode/phi-2/bf16": ("sm_90",), "decode/falcon-7b/bf16": ("sm_90",), "decode/head-112/bf16": ("sm_90",),
+    "decode/llama-3-8b/fp8_e4m3": NVIDIA, "decode/llama-3-8b/int8": ("sm_90",), "decode/llama-3-8b/int4": NVIDIA,
+    "decode/llama-3-8b/int4_g32": ("sm_90",), "decode/llama-3-8b/mxfp4": ("sm_90",),
+    "prefill/llama-3-8b/bf16": FULL, "prefill/gemma-2-9b/bf16": NVIDIA, "prefill/deepseek-expanded/bf16": ("sm_90",),
+    "prefill/llama-3-8b/fp8_e4m3": ("sm_90",), "verify-tree/llama-3-8b/bf16": ("sm_90",),
+    "merge/llama-3-8b/bf16": ("sm_90",), "write/llama-3-8b/bf16": FULL, "write/llama-3-8b/fp8_e4m3": ("sm_80", "sm_90"),
+}  # fmt: skip
+
+
+def _config(name: str, build: Callable[[], list[Launch]], cost: Cost) -> Config:
+    return Config(name, build, cost, CI.get(name, ()))
+
+
+def _attention_configs() -> list[Config]:
+    found = []
+    for name, shape in SHAPES.items():
+        if name != "deepseek-expanded":
+            found.append(_config(f"decode/{name}/bf16", lambda s=shape: decode(s), attention_cost(shape)))
+        new = replace(shape, new=512, batch=4)
+        found.append(_config(f"prefill/{name}/bf16", lambda s=new: prefill(s), attention_cost(new)))
+    llama = SHAPES["llama-3-8b"]
+    for fmt in (*attention.WHOLE, *attention.PACKED):
+        if fmt not in (
+            "fp32",
+            "bf16",
+            "int4_sym",
+            "int4_had",
+        ):  # fp32 is for tests, the others are a kernel of the list
+            shape = replace(llama, fmt=fmt)
+            found.append(_config(f"decode/llama-3-8b/{fmt}", lambda s=shape: decode(s), attention_cost(shape)))
+    for fmt in ("fp8_e4m3", "int8"):
+        shape = replace(llama, fmt=fmt, new=512, batch=4)
+        found.append(_config(f"prefill/llama-3-8b/{fmt}", lambda s=shape: prefill(s), attention_cost(shape)))
+    verify = replace(llama, new=32)
+    found.append(_config("verify-tree/llama-3-8b/bf16", lambda: prefill(verify, True), attention_cost(verify)))
+    found.append(_config("merge/llama-3-8b/bf16", lambda: decode(llama)[1:], merge_cost(llama, attention.SPLIT)))
+    return found
+
+
+def _write_configs() -> list[Config]:
+    found = []
+    for fmt in write.KINDS:
+        shape = replace(SHAPES["llama-3-8b"], fmt=fmt, batch=64)
+        if fmt != "fp32":
+            found.append(_config(f"write/llama-3-8b/{fmt}", lambda s=shape: cache_write(s), write_cost(shape)))
+    return found
+
+
+def configs() -> list[Config]:
+    """Every configuration."""
+    return [*_attention_configs(), *_write_configs()]

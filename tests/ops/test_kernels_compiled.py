@@ -1,0 +1,92 @@
+"""The kernels compiled ahead of time in CI's configurations, and a checker that sees planted faults.
+
+Compilation happens in processes of its own: in this one kernels may be interpreted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is for Linux only")
+
+PLANTED = Path(__file__).parent / "planted.py"
+
+
+def output(*command: str, code: int = 0) -> str:
+    """What a command prints, run without the interpreter."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("arch", "least"), [("sm_80", 6), ("sm_90", 19), ("sm_100", 5), ("gfx942", 3)])
+def test_production_configurations_keep_the_rules(arch: str, least: int) -> None:
+    """No spills, 16-byte loads of codes, matrix units in every narrow product, or an exception with its reason."""
+    rows = json.loads(output("-m", "kvlab", "kernels", "--arch", arch, "--json"))["rows"]
+    assert least <= len(rows) <= (60 if arch == "sm_90" else 20)
+    assert not [r["broken"] for r in rows if r["broken"]]
+    for r in rows:
+        products = r["config"].split("/")[0] in ("decode", "prefill", "verify-tree")
+        assert r["registers"] > 0 and (r["tensor_ops"] > 0) == products, r
+        if products and arch != "gfx942":
+            assert r["async_copies"] > 0 and max(map(int, r["code_load_bytes"])) == 16, r
+        assert set(r["roofline"]) == {"a100-80gb", "h100-sxm", "h200", "b200", "mi300x"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("wide load", None), ("product", None), ("scalar load", "16-byte loads"), ("spill", "no spills")],
+)
+def test_the_checker_sees_what_was_planted(name: str, rule: str | None) -> None:
+    found = json.loads(output(str(PLANTED), name))
+    assert [r for r, _ in found["broken"]] == ([rule] if rule else [])
+    assert (found["tensor_ops"] > 0) == (name == "product")
+
+
+def test_a_product_without_matrix_units_is_seen() -> None:
+    from kvlab.lab.kernels.reading import _dots
+
+    operand = "tensor<16x64xbf16, #ttg.dot_op<{opIdx = 0, parent = #blocked}>>"
+    assert _dots(f"%a = tt.dot %b, %c, %d : {operand} * {operand} -> tensor<16x64xf32, #blocked>") == (1, 1)
+    assert _dots(f"%a = tt.dot %b, %c, %d : {operand} * {operand} -> x".replace("blocked", "mma")) == (1, 0)
+
+
+def test_a_configuration_of_every_kernel_has_bytes_and_operations() -> None:
+    """Counted by hand for one: 8 sequences of 8,192 tokens, 8 KV heads of 128 keys and values in bf16."""
+    from kvlab.lab.kernels.cost import attention_cost
+
+    class Llama:
+        heads, kv_heads, dim, value_dim, fmt, window, chunk, batch, context, new = (
+            32,
+            8,
+            128,
+            0,
+            "bf16",
+            0,
+            0,
+            8,
+            8192,
+            1,
+        )
+
+    cost = attention_cost(Llama)
+    pages = 8 * 8192 * 2 * 8 * 128 * 2
+    assert cost.read_bytes == pages + 8 * (512 * 4 + 32 * 128 * 2)
+    assert cost.write_bytes == 8 * 32 * 128 * 2
+    assert cost.flops == 8 * 32 * 8192 * (128 + 128) * 2
+    microseconds, bound = cost.roofline("h200")
+    assert bound == "memory" and microseconds == pytest.approx(1e6 * cost.bytes / 4.8e12)
+
+
+def test_an_interpreting_process_compiles_nothing() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "kvlab", "kernels", "--arch", "sm_90"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2 and "TRITON_INTERPRET is set" in done.stderr
