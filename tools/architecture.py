@@ -14,16 +14,18 @@ ROOMS = {  # from the ground up, each with what it is for
     "plan": "bytes to capacity to time, for any model on any GPUs",
     "cache": "who holds which page",
     "schedule": "who computes which tokens in which step; takes the time as an argument",
+    "simulate": "a trace of requests through scheduler and cache with a clock instead of a model",
     "quant": "one file per storage format: encode, decode",
     "ops": "a folder per operation: `reference` is the plain truth, `cpu` the Numba kernel, `torch_` a form without host reads",
     "models": "one config-driven decoder, its weights, its tokenizer",
     "engine": "runner, sampler, storage, the step loop",
+    "serve": "an OpenAI-compatible server over the engine, and its numbers",
     "lab": "experiments: parity, benchmarks, quality, measuring a shape",
     "widgets": "one front end per widget, two places where its Python runs",
     "book": "what chapters share: predictions, tables, figures, recorded results, the claims ledger",
     "cli": "one entry point, one module per command",
 }
-PURE_UNTIL = "schedule"
+PURE_UNTIL = "simulate"
 
 
 def first_line(path: Path) -> str:

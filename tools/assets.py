@@ -24,7 +24,13 @@ PYODIDE_FILES = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
-PURE_PACKAGES = ("specs", "plan", "cache", "schedule")  # what the reader's browser runs: standard library only
+PURE_PACKAGES = (
+    "specs",
+    "plan",
+    "cache",
+    "schedule",
+    "simulate",
+)  # what the reader's browser runs: standard library only
 PAGE_DATA = {".py", ".json", ".toml", ".csv"}
 
 

@@ -1,0 +1,82 @@
+"""What `simulate` and `replay` share: the load's options, and the result as a table."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that pick and change a trace, and the objective of goodput."""
+    load = parser.add_argument_group("load")
+    load.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
+    load.add_argument("--speed", type=float, default=1.0, metavar="X", help="divide all gaps between arrivals by X")
+    load.add_argument("--rate", type=float, metavar="R", help="arrivals per second instead of the trace's own")
+    load.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="B", help="of --rate: 1 is Poisson, less is burstier"
+    )
+    load.add_argument("--clip", metavar="N", help="cut requests to N tokens in and out, as in 2k")
+    load.add_argument("--seed", type=int, default=0, metavar="N", help="of --rate and of made-up prompts (default 0)")
+    load.add_argument("--slo-ttft", type=float, default=2.0, metavar="S", help="seconds to the first token (default 2)")
+    load.add_argument(
+        "--slo-tpot", type=float, default=0.1, metavar="S", help="seconds per token after it (default 0.1)"
+    )
+
+
+def load_of(args: argparse.Namespace) -> tuple[Any, Any]:
+    """(trace, objective) that the arguments name.
+
+    Raises:
+        ValueError, OSError: a trace that cannot be read, an option out of its range.
+    """
+    from kvlab.simulate import Objective, Recipe, parse_recipe, read_trace, synthetic
+    from kvlab.simulate.synthetic import arrivals
+    from kvlab.specs.units import parse_tokens
+
+    trace = synthetic(parse_recipe(args.trace)) if args.trace.startswith("random:") else read_trace(args.trace)
+    if args.limit is not None:
+        trace = trace.head(args.limit)
+    if args.clip is not None:
+        trace = trace.clipped(parse_tokens(args.clip))
+    if args.rate is not None:
+        recipe = Recipe(rate=args.rate, burstiness=args.burstiness, seed=args.seed)
+        trace = trace.arriving(itertools.islice(arrivals(recipe), len(trace.requests)))
+    if not trace.timed:
+        raise ValueError(f"{trace.name}: has no arrival times; give --rate")
+    for name in ("slo_ttft", "slo_tpot"):
+        if getattr(args, name) <= 0:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be a positive number of seconds")
+    return trace.faster(args.speed), Objective(args.slo_ttft, args.slo_tpot)
+
+
+def print_summary(result: dict[str, Any]) -> None:
+    """The result of a run on stdout, 80 columns."""
+    n, seconds = result["requests"], result["seconds"]
+    print(f"{n} requests, {result['finished']} finished in {seconds:,.1f} s")
+    for error, count in result["errors"].items():
+        print(f"  {count} x {error}")
+    rate = result["output_tokens_per_s"]
+    if rate:
+        print(f"output {rate:,.1f} tokens/s, {result['requests_per_s']:.2f} requests/s")
+        o = result["objective"]
+        print(
+            f"goodput {result['goodput_requests_per_s']:.2f} requests/s: {result['good_requests']} kept TTFT <= "
+            f"{o['ttft_s']:g} s and {o['tpot_s']:g} s per token"
+        )
+    hit = result.get("prefix_hit_rate")
+    print(f"prefix hit rate {'not told' if hit is None else f'{hit:.1%}'}, preemptions {_told(result, 'preemptions')}")
+    print(f"\n{'prompt tokens':>14} {'requests':>8}  {'TTFT s':^23}  {'ITL ms':^23}")
+    print(f"{'':>14} {'':>8}  " + "  ".join(f"{'p50':>7} {'p90':>7} {'p99':>7}" for _ in range(2)))
+    for name, row in result["latency"].items():
+        if row:
+            print(f"{name:>14} {row['requests']:>8}  {_three(row['ttft_s'], 1)}  {_three(row['itl_s'], 1e3)}")
+
+
+def _told(result: dict[str, Any], name: str) -> str:
+    value = result.get(name)
+    return "not told" if value is None else f"{value:g}"
+
+
+def _three(values: dict[str, float] | None, scale: float) -> str:
+    return " ".join(f"{values[p] * scale:7.3g}" if values else f"{'':7}" for p in ("p50", "p90", "p99"))

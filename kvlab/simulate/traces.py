@@ -1,0 +1,292 @@
+"""Traces of requests as they are published: when each came, how long it was, which prefix blocks it shares.
+
+    mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids (512 tokens a block)
+    bailian    JSON lines: timestamp (s), input_length, output_length, hash_ids (16 tokens a block), chat_id
+    azure      CSV: TIMESTAMP (clock), ContextTokens, GeneratedTokens
+    burstgpt   CSV: Timestamp (s), Request tokens, Response tokens; rows without a response are left out
+    lengths    CSV: num_prefill_tokens, num_decode_tokens (vidur, Sarathi on ShareGPT); arrived_at (s) where it is there
+
+Equal hash ids are equal prefix blocks, the last block of a prompt may be partial.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace.
+
+    Attributes:
+        arrival_s: seconds after the trace's first request.
+        prompt_tokens, output_tokens: its lengths.
+        hash_ids: one per started block of the prompt; () where the trace says nothing about sharing.
+    """
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in the order of their arrival.
+
+    Attributes:
+        name: file or recipe.
+        kind: which format.
+        block_tokens: tokens that one hash id stands for.
+        timed: whether arrivals are the trace's own; False: all are 0 until `arriving`.
+        skipped: rows left out, by reason.
+    """
+
+    name: str
+    kind: str
+    requests: tuple[TraceRequest, ...]
+    block_tokens: int = 512
+    timed: bool = True
+    skipped: tuple[tuple[str, int], ...] = ()
+
+    def head(self, count: int) -> Trace:
+        """The first `count` requests."""
+        if count < 1:
+            raise ValueError(f"limit {count}: must be at least 1")
+        return replace(self, requests=self.requests[:count])
+
+    def faster(self, speed: float) -> Trace:
+        """The same requests with all gaps divided by `speed`."""
+        if not 0 < speed < math.inf:
+            raise ValueError(f"speed {speed}: must be a positive number")
+        return replace(self, requests=tuple(replace(r, arrival_s=r.arrival_s / speed) for r in self.requests))
+
+    def arriving(self, arrivals: Iterable[float]) -> Trace:
+        """The same requests at these seconds."""
+        pairs = zip(self.requests, arrivals, strict=True)
+        return replace(self, requests=tuple(replace(r, arrival_s=t) for r, t in pairs), timed=True)
+
+    def clipped(self, tokens: int) -> Trace:
+        """The same requests, none longer than `tokens` in and out: the prompt loses its end first.
+
+        Each keeps a token of prompt and one of output.
+        """
+        if tokens < 2:
+            raise ValueError(f"clip {tokens}: must be at least 2, a token in and one out")
+        return replace(self, requests=tuple(_clipped(r, tokens, self.block_tokens) for r in self.requests))
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first arrival to the last."""
+        return self.requests[-1].arrival_s - self.requests[0].arrival_s
+
+    @property
+    def shared_blocks(self) -> tuple[int, int]:
+        """(blocks seen in an earlier request or earlier in the same, all blocks): what an unlimited cache could hit."""
+        seen: set[int] = set()
+        again = total = 0
+        for request in self.requests:
+            for block in request.hash_ids:
+                again += block in seen
+                seen.add(block)
+            total += len(request.hash_ids)
+        return again, total
+
+
+def _clipped(request: TraceRequest, tokens: int, block: int) -> TraceRequest:
+    if request.prompt_tokens + request.output_tokens <= tokens:
+        return request
+    output = min(request.output_tokens, tokens - 1)
+    prompt = min(request.prompt_tokens, tokens - output)
+    return replace(
+        request, prompt_tokens=prompt, output_tokens=output, hash_ids=request.hash_ids[: math.ceil(prompt / block)]
+    )
+
+
+def read_trace(path: str | Path, kind: str = "") -> Trace:
+    """The trace in the file at `path`, its kind recognised unless it is given.
+
+    Raises:
+        ValueError: names the file, the row and the rule it breaks.
+        OSError: it cannot be read.
+    """
+    with open(path, encoding="utf-8-sig", newline="") as lines:
+        return parse_trace(lines, str(path), kind)
+
+
+def parse_trace(lines: Iterable[str], name: str = "trace", kind: str = "") -> Trace:
+    """The trace written in `lines`: see `read_trace`."""
+    rows = iter(lines)
+    first = next((line for line in rows if line.strip()), "")
+    kind = kind or _recognised(first, name)
+    if kind not in READERS:
+        raise ValueError(f"{name}: kind {kind!r} must be one of {', '.join(READERS)}")
+    reader = READERS[kind]
+    found, skipped = [], {}
+    for number, row in reader.rows(first, rows, name):
+        reason = reader.skip(row)
+        if reason:
+            skipped[reason] = skipped.get(reason, 0) + 1
+            continue
+        try:
+            found.append(reader.request(row))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{name}, row {number}: {_rule(error)}") from None
+        _check(found[-1], reader.block_tokens, f"{name}, row {number}")
+    if not found:
+        raise ValueError(f"{name}: holds no request")
+    timed = kind != "lengths" or any(r.arrival_s for r in found)
+    found.sort(key=lambda r: r.arrival_s)
+    start = found[0].arrival_s
+    requests = tuple(replace(r, arrival_s=round(r.arrival_s - start, 7)) for r in found)
+    return Trace(name, kind, requests, reader.block_tokens, timed, tuple(sorted(skipped.items())))
+
+
+def _recognised(first: str, name: str) -> str:
+    start = first.lstrip()
+    if start.startswith("{"):
+        return "bailian" if '"chat_id"' in start else "mooncake"
+    heads = {"ContextTokens": "azure", "Request tokens": "burstgpt", "num_prefill_tokens": "lengths"}
+    for column, kind in heads.items():
+        if column in start.strip().split(","):
+            return kind
+    raise ValueError(f"{name}, row 1: neither a JSON object nor a header with one of {', '.join(heads)}")
+
+
+def _rule(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    return str(error)
+
+
+def _check(request: TraceRequest, block: int, place: str) -> None:
+    for name in ("prompt_tokens", "output_tokens"):
+        if getattr(request, name) < 1:
+            raise ValueError(f"{place}: {name} {getattr(request, name)} must be at least 1")
+    if not math.isfinite(request.arrival_s):
+        raise ValueError(f"{place}: arrival {request.arrival_s} must be a number of seconds")
+    need = math.ceil(request.prompt_tokens / block)
+    if request.hash_ids and len(request.hash_ids) != need:
+        raise ValueError(
+            f"{place}: {len(request.hash_ids)} hash_ids, {request.prompt_tokens} tokens in blocks of {block} have {need}"
+        )
+    if request.hash_ids and not 0 <= min(request.hash_ids) <= max(request.hash_ids) < 2**30:
+        raise ValueError(f"{place}: hash_ids must be at least 0 and below 2**30")
+
+
+class JsonLines:
+    """Rows of JSON objects with hash ids."""
+
+    def __init__(self, block_tokens: int, seconds: float) -> None:
+        self.block_tokens, self._seconds = block_tokens, seconds
+
+    def rows(self, first: str, rest: Iterable[str], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(row number, object) of each line that is not empty."""
+        for number, line in enumerate(_chain(first, rest), 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{name}, row {number}: not JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{name}, row {number}: must be a JSON object")
+            yield number, row
+
+    def skip(self, row: dict[str, Any]) -> str:
+        """Why the row is left out; "" when it is not."""
+        return "no output tokens" if row.get("output_length") == 0 else ""
+
+    def request(self, row: dict[str, Any]) -> TraceRequest:
+        """The request of a row."""
+        hashes = row.get("hash_ids") or ()
+        return TraceRequest(
+            _number(row, "timestamp") * self._seconds, _whole(row, "input_length"), _whole(row, "output_length"),
+            tuple(_plain(h) for h in hashes),
+        )  # fmt: skip
+
+
+class Table:
+    """Rows of a CSV file with a header.
+
+    Args:
+        prompt, output: columns of lengths. time: column of arrivals, may be missing when not `timed`.
+    """
+
+    block_tokens = 512
+
+    def __init__(self, prompt: str, output: str, time: str, clock: bool = False, timed: bool = True) -> None:
+        self._prompt, self._output, self._time, self._clock, self._timed = prompt, output, time, clock, timed
+
+    def rows(self, first: str, rest: Iterable[str], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(line number, cells by column)."""
+        reader = csv.DictReader(_chain(first, rest))
+        columns = reader.fieldnames or ()
+        needed = (self._prompt, self._output, *([self._time] if self._timed else []))
+        if missing := [column for column in needed if column not in columns]:
+            raise ValueError(f"{name}, row 1: column {missing[0]!r} is missing")
+        for row in reader:
+            yield reader.line_num, row
+
+    def skip(self, row: dict[str, Any]) -> str:
+        """Why the row is left out; "" when it is not."""
+        return "no output tokens" if (row.get(self._output) or "").strip() in ("0", "0.0") else ""
+
+    def request(self, row: dict[str, Any]) -> TraceRequest:
+        """The request of a row."""
+        arrival = 0.0
+        if self._clock:
+            arrival = _clock(row[self._time])
+        elif row.get(self._time):
+            arrival = _number(row, self._time)
+        return TraceRequest(arrival, _whole(row, self._prompt), _whole(row, self._output))
+
+
+def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def _plain(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"hash_ids: {value!r} must be a whole number")
+    return value
+
+
+def _number(row: dict[str, Any], column: str) -> float:
+    try:
+        return float(row[column])
+    except (TypeError, ValueError):
+        raise ValueError(f"{column} {row[column]!r} must be a number") from None
+
+
+def _whole(row: dict[str, Any], column: str) -> int:
+    value = _number(row, column)
+    if not value.is_integer():
+        raise ValueError(f"{column} {row[column]!r} must be a whole number")
+    return int(value)
+
+
+def _clock(text: str) -> float:
+    try:
+        moment = datetime.datetime.fromisoformat(text.strip())
+    except (AttributeError, ValueError):
+        raise ValueError(f"TIMESTAMP {text!r} must be a date and a time, as in 2023-11-16 18:15:46.68") from None
+    # without a zone: only differences count, and none may change with the reader's
+    return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp()
+
+
+READERS: dict[str, JsonLines | Table] = {
+    "mooncake": JsonLines(512, 1e-3),
+    "bailian": JsonLines(16, 1.0),
+    "azure": Table("ContextTokens", "GeneratedTokens", "TIMESTAMP", clock=True),
+    "burstgpt": Table("Request tokens", "Response tokens", "Timestamp"),
+    "lengths": Table("num_prefill_tokens", "num_decode_tokens", "arrived_at", timed=False),
+}
