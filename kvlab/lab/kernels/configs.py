@@ -11,6 +11,7 @@ from kvlab.lab.kernels.cost import Cost, attention_cost, merge_cost, write_cost
 from kvlab.ops.attention import triton_ as attention
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.tree import TreeMask
 from kvlab.ops.triton_support import Launch
 from kvlab.ops.views import PageViews, page_views
 from kvlab.ops.write_kv import triton_ as write
@@ -116,13 +117,14 @@ def decode(shape: Shape) -> list[Launch]:
 
 
 def prefill(shape: Shape, tree: bool = False) -> list[Launch]:
-    """Chunks of `shape.new` tokens."""
-    tokens = shape.batch * shape.new
+    """Chunks of `shape.new` tokens, which are a tree or not."""
+    tokens, b = shape.batch * shape.new, shape.batch
     query, out = meta(tokens, shape.heads, shape.dim), meta(tokens, shape.heads, shape.value_dim or shape.dim)
-    nodes = None
+    batch = batch_of(shape)
     if tree:
-        nodes = attention.Tree(meta(tokens, dtype=torch.int64), meta(shape.batch, dtype=torch.int32))
-    return [attention.prefill_launch(query, pages_of(shape), batch_of(shape), rules_of(shape), out, nodes)]
+        nodes = TreeMask(meta(b, shape.new, shape.new, dtype=torch.bool), meta(b, dtype=torch.int64))
+        batch = replace(batch, tree=nodes)
+    return [attention.prefill_launch(query, pages_of(shape), batch, rules_of(shape), out)]
 
 
 def cache_write(shape: Shape) -> list[Launch]:

@@ -56,7 +56,7 @@ def paged_attention(
         grouped.paged_attention(query, views, batch, rules, out)
         return out
     name = backend(query, triton=True)
-    if (name == "cpu" and not views.in_place) or (batch.tree is not None and name in ("cpu", "triton")):
+    if (name == "cpu" and not views.in_place) or (batch.tree is not None and name == "cpu"):
         name = "torch"
     if name == "triton":
         from kvlab.ops.attention import triton_

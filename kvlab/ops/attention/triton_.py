@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton.language as tl
@@ -14,6 +14,7 @@ from kvlab.ops.attention.triton_merge import merge_launch
 from kvlab.ops.attention.triton_packed import paged_decode_packed
 from kvlab.ops.attention.triton_prefill import paged_prefill
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.tree import TreeMask
 from kvlab.ops.triton_support import Launch, interpreted, native_fp8, power_of_2
 from kvlab.ops.views import PageViews
 
@@ -26,20 +27,6 @@ WHOLE = {"fp32": 0, "bf16": 0, "fp16": 0, "fp8_e4m3": 0, "fp8_e5m2": 0, "fp8_e4m
 PACKED = {"int4": ("int4", 0), "int4_sym": ("int4", 0), "int4_had": ("int4", 0), "int4_g32": ("step", 32),
           "nvfp4": ("e4m3", 16), "mxfp4": ("e8m0", 32)}  # fmt: skip
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-
-
-@dataclass(frozen=True, eq=False)
-class Tree:
-    """Which of a sequence's last k tokens, the nodes of a tree of drafts, each of its new tokens sees.
-
-    Attributes:
-        seen: int64 [T], bit j set where the row sees the j-th of the last k tokens; itself included, as anywhere.
-        sizes: int32 [B], k of each sequence, at most 64; 0 for a sequence without a tree. All before its last k
-            tokens is seen as the rules say, with the row's position from the batch (trunk + depth).
-    """
-
-    seen: torch.Tensor
-    sizes: torch.Tensor
 
 
 def supports(query: torch.Tensor, views: PageViews) -> bool:
@@ -77,7 +64,8 @@ def chunks_of(batch: AttentionBatch) -> AttentionBatch:
     n = batch.num_decodes
     parts = {"query_start_loc": batch.query_start_loc[n:], "seq_lens": batch.seq_lens[n:]}
     parts |= {"block_table": batch.block_table[n:], "query_lens": batch.query_lens[n:], "ends": batch.ends[n:]}
-    return replace(batch, num_seqs=batch.num_seqs - n, num_decodes=0, **parts)
+    tree = None if batch.tree is None else TreeMask(batch.tree.ancestors[n:], batch.tree.sizes[n:])
+    return replace(batch, num_seqs=batch.num_seqs - n, num_decodes=0, tree=tree, **parts)
 
 
 def entered(query: torch.Tensor, views: PageViews) -> torch.Tensor:
@@ -147,18 +135,18 @@ def prefill_launch(
     batch: AttentionBatch,
     rules: Rules,
     out: torch.Tensor,
-    tree: Tree | None = None,
 ) -> Launch:
     """The launch that attends the batch's chunks, all sequences after its decodes, into rows of `out` [T, Hq, Dv]."""
-    kv_heads, first = views.k.shape[1], batch.num_decodes
+    kv_heads, first, tree = views.k.shape[1], batch.num_decodes, batch.tree
     meta = whole_meta(query, views, rules)
     wide = max(query.shape[2], out.shape[2]) > 128
-    block_m = power_of_2(meta["GROUP"], 64 if wide else 128)
+    block_m = power_of_2(meta["GROUP"], 64 if wide or tree else 128)
     meta |= {"BLOCK_M": block_m, "BLOCK_Q": block_m // meta["GROUP"]}
     args = page_args(query, views, batch, rules) | {
-        "p_start": batch.query_start_loc, "p_position": batch.positions, "p_tree": tree.seen if tree else None,
+        "p_start": batch.query_start_loc, "p_tree": tree.ancestors.view(torch.uint8) if tree else None,
         "p_tree_len": tree.sizes if tree else None, "p_out": out, "first_seq": first, "num_seqs": batch.num_seqs,
         "s_out_row": out.stride(0), "s_out_head": out.stride(1),
+        "s_tree_seq": tree.ancestors.stride(0) if tree else 0, "s_tree_node": tree.ancestors.stride(1) if tree else 0,
     }  # fmt: skip
     # each sequence may end in a block that is not full
     blocks = (query.shape[0] - first) // meta["BLOCK_Q"] + batch.num_seqs - first

@@ -24,10 +24,11 @@ from kvlab.ops.attention.triton_tiles import (
 
 @triton.jit
 def paged_prefill(
-    p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_start, p_position, p_tree, p_tree_len, p_out,
+    p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_start, p_tree, p_tree_len, p_out,
     scale, softcap, first_seq, num_seqs,
     s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
     s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head,
+    s_tree_seq, s_tree_node,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALES: tl.constexpr, COMPUTE: tl.constexpr,
@@ -44,13 +45,10 @@ def paged_prefill(
         o_head = i_kv * GROUP + o_row % GROUP
         before = n - (end - begin)  # tokens cached before this step
         o_query = before + o_new
-        least, stop = before + i_block * BLOCK_Q, tl.minimum(n, before + (i_block + 1) * BLOCK_Q)
+        stop = tl.minimum(n, before + (i_block + 1) * BLOCK_Q)
         if p_tree is not None:
-            trunk = n - tl.load(p_tree_len + i_seq)  # positions from here on are the tree's
-            b_tree = tl.load(p_tree + o_token_row, mask=m_row, other=0)
-            o_query = tl.load(p_position + o_token_row, mask=m_row, other=0).to(tl.int32)
-            least, stop = tl.minimum(least, trunk), n  # a draft's position is that of its depth
-        low = first_seen(least, WINDOW, CHUNK)
+            trunk = n - tl.load(p_tree_len + i_seq).to(tl.int32)  # slots from here on are the tree's nodes
+        low = first_seen(before + i_block * BLOCK_Q, WINDOW, CHUNK)
 
         o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
         o_q = o_token_row[:, None] * s_q_row + o_head[:, None] * s_q_head + o_d[None, :]
@@ -82,10 +80,10 @@ def paged_prefill(
             if CHUNK:
                 m_seen &= o_token[None, :] >= (o_query // CHUNK * CHUNK)[:, None]
             if p_tree is not None:
-                # bit j of a row's mask: whether it sees the tree's token j
-                o_node = tl.minimum(tl.maximum(o_token - trunk, 0), 63).to(tl.int64)
-                m_node = ((b_tree[:, None] >> o_node[None, :]) & 1) != 0
-                m_seen = tl.where((o_token >= trunk)[None, :], m_node, m_seen)
+                # what stands before the tree is seen by all, a node by itself and its descendants
+                m_node = (o_query >= trunk)[:, None] & (o_token >= trunk)[None, :] & m_seen & m_token[None, :]
+                o_node = i_seq * s_tree_seq + (o_query - trunk).to(tl.int64)[:, None] * s_tree_node
+                m_seen &= tl.load(p_tree + o_node + (o_token - trunk)[None, :], mask=m_node, other=1) != 0
             b_score = tl.where(m_seen & m_token[None, :], b_score, float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
             b_acc *= b_factor[:, None]

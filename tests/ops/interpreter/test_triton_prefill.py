@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged import fill, oracle, poisoned_views
 from tolerances import assert_close
 
-from kvlab.ops.attention import paged_attention, triton_
-from kvlab.ops.attention.rules import Rules
+from kvlab.ops.attention import paged_attention
 from kvlab.ops.batch import make_batch
+from kvlab.ops.tree import tree_mask
 from kvlab.ops.write_kv import write_kv
 
 # a tree of 6 drafts by parent: two branches from the root, one of which branches again
@@ -20,25 +22,22 @@ def ancestors(node: int) -> list[int]:
     return [] if node < 0 else [*ancestors(PARENTS[node]), node]
 
 
-def test_a_tree_sees_its_branch_and_everything_before_it() -> None:
+@pytest.mark.parametrize("fmt", ["fp32", "int4"])
+def test_a_tree_sees_its_branch_and_everything_before_it(fmt: str) -> None:
     nodes, before = len(PARENTS), 13
-    lens = ([nodes, 4], [before + nodes, 9])  # a second sequence without a tree
-    paged = fill("fp32", (2, 16, 4), lens)
-    query = torch.randn(nodes + 4, 4, 16)
-    depth = torch.tensor([len(ancestors(i)) - 1 for i in range(nodes)])
-    paged.batch.positions[:nodes] = before + depth
-    seen = torch.zeros(nodes + 4, dtype=torch.int64)
-    for i in range(nodes):
-        seen[i] = sum(1 << j for j in ancestors(i))
-    tree = triton_.Tree(seen, torch.tensor([nodes, 0], dtype=torch.int32))
-    out = torch.full_like(query, float("nan"))
-    triton_.prefill_launch(query, paged.views, paged.batch, Rules(0.4), out, tree).run()
+    # two ordinary tokens before the tree in its chunk, and a second sequence without a tree
+    paged = fill(fmt, (2, 16, 4), ([nodes + 2, 4], [before + nodes, 9]))
+    batch = replace(paged.batch, tree=tree_mask([PARENTS, []], torch.device("cpu")))
+    query = torch.randn(nodes + 6, 4, 16)
+    out = paged_attention(query, paged.views, batch, scale=0.4)
+    plain = oracle(query, paged, 0.4)
     for i in range(nodes):
         rows = [*range(before), *(before + j for j in ancestors(i))]
         for h in range(4):
-            weights = (paged.keys[0][rows, h // 2] @ query[i, h].double() * 0.4).softmax(0)
-            assert_close(f"node {i}", weights @ paged.values[0][rows, h // 2], out[i, h], "fp32")
-    assert_close("no tree", oracle(query, paged, 0.4)[nodes:], out[nodes:], "fp32")
+            weights = (paged.keys[0][rows, h // 2] @ query[i + 2, h].double() * 0.4).softmax(0)
+            assert_close(f"node {i}", weights @ paged.values[0][rows, h // 2], out[i + 2, h], "fp32")
+    assert_close("before the tree", plain[:2], out[:2], "fp32")
+    assert_close("no tree", plain[nodes + 2 :], out[nodes + 2 :], "fp32")
 
 
 @pytest.mark.parametrize("group", [1, 5, 40])
