@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvlab.cache.kept import KeptStates, PageCopy
@@ -67,6 +68,13 @@ class Sharing(Room):
             if hit.states.get(g) == page and self.tables[request_id][g][0] != page:
                 self._to_copy.append((g, page, self.tables[request_id][g][0]))
         return True
+
+    def stand(self, request) -> None:
+        """Lets a request whose pages came from a lower tier leave them behind like any other: from its start on."""
+        if self.prefix:
+            hit = self.prefix.match(request)
+            none = replace(hit, tokens=0, tables=tuple(() for _ in hit.tables), states={})
+            self.prefix.begin(request.request_id, none)
 
     def _room_for_copies(self, hit: Hit) -> bool:
         """Whether the states of the hit can stay where they are while the request grows to its known tokens."""

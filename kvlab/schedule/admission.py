@@ -21,10 +21,8 @@ class Admission:
     def next(self, now: float) -> Request | None:
         """The next request, running from now on, its pages of earlier tokens in place; None when it has to wait."""
         scheduler = self.scheduler
-        alone = scheduler.pressure.alone
-        if alone in scheduler.waiting:
-            request = alone
-        else:
+        request = scheduler.pressure.alone
+        if request not in scheduler.waiting:
             request = scheduler.waiting.head(lambda r: self._tokens(self._hit(r)))
         hit = self._hit(request)
         reason = self._refusal(request, hit)
@@ -58,6 +56,7 @@ class Admission:
         scheduler, tiers, name = self.scheduler, self.scheduler.tiers, request.request_id
         if tiers and tiers.parked(name):
             pages, num_bytes = tiers.unpark(name)
+            scheduler.cache.stand(request)
             scheduler.emit(now, "swap_in", request, f"{num_bytes} bytes", request.num_computed, pages)
             return
         if tiers and self._load(now, request, self._tokens(hit)):
@@ -81,6 +80,7 @@ class Admission:
             return False
         if found:
             pages, num_bytes = tiers.load(request.request_id, found)
+            scheduler.cache.stand(request)
             request.num_computed = found.tokens
             scheduler.emit(now, "load", request, f"{num_bytes} bytes", found.tokens, pages)
         return found is not None

@@ -9,6 +9,7 @@ import random
 import pytest
 from kinds import KINDS, kind
 
+from kvlab.cache.prefix import DESIGNS, EVICTIONS, PrefixOptions
 from kvlab.engine import Engine, SamplingParams
 from kvlab.engine.tiers import TierOptions, swap_costs
 from kvlab.plan.policies import default_block_size
@@ -27,6 +28,11 @@ def random_policy(rng, model):
     return SchedulingPolicy(rng.choice(ORDERS), rng.choice(VICTIMS), preempt, costs, patience=2)
 
 
+def random_prefix(rng):
+    design, eviction = rng.choice(DESIGNS), rng.choice(EVICTIONS)
+    return rng.choice([None, PrefixOptions(design, eviction)])
+
+
 def random_engine(rng, model, **options):
     block_size = default_block_size(model.spec, 1) * rng.choice([1, 2, 4])
     pools, budget = rng.choice(POOLS), rng.choice([3, 6, 12, 64])
@@ -41,7 +47,7 @@ def random_engine(rng, model, **options):
     return Engine(
         model, check=True, block_size=block_size, pools=pools, max_num_seqs=4, max_batched_tokens=budget,
         num_blocks=tuple(2 + int(n * room) for n in units), page_seed=1, rollback=rollback,
-        scheduling=random_policy(rng, model), tiers=TierOptions(host), **options,
+        scheduling=random_policy(rng, model), tiers=TierOptions(host), prefix=random_prefix(rng), **options,
     )  # fmt: skip
 
 

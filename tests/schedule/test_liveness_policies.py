@@ -10,6 +10,7 @@ import pytest
 from pretend import LateCopier, Memory
 
 from kvlab.cache import KVCacheManager
+from kvlab.cache.prefix import DESIGNS, EVICTIONS, PrefixOptions
 from kvlab.cache.tiers import HostSlots, Tiers
 from kvlab.schedule import EventLog, Limits, Request, SamplingParams, Scheduler, SchedulingPolicy, SwapCosts
 from kvlab.schedule.policy import ORDERS, PREEMPT, VICTIMS
@@ -44,7 +45,8 @@ class World:
         blocks = [rng.randint(4, 16) * shared for _ in layout.buffers]
         rollback = rng.choice([RollbackPolicy(), RollbackPolicy(0, 4, True), RollbackPolicy(3, 2, checkpoints_kept=3)])
         in_flight = min(limits.max_batched_tokens, limits.max_model_len)
-        self.cache = KVCacheManager(layout, blocks, in_flight, rollback=rollback)
+        prefix = rng.choice([None, PrefixOptions(rng.choice(DESIGNS), rng.choice(EVICTIONS))])
+        self.cache = KVCacheManager(layout, blocks, in_flight, rollback=rollback, prefix=prefix)
         self.memory = Memory(self.cache)
         self.copier = LateCopier(self.memory, rng, sure)
         sizes = [layout.page_bytes(g) for g in range(len(layout.groups))]
@@ -68,6 +70,7 @@ class World:
         # a copy may also happen between scheduling and computing, or after it
         if self.rng.random() < 0.3:
             self.copier.tick()
+        self.memory.copy_pages(self.cache.take_copies())
         for chunk in step.chunks:
             self.memory.compute(chunk)
             if chunk.keeps_state:
@@ -123,4 +126,6 @@ def test_every_accepted_request_finishes(kind, seed):
         scheduler.tiers.wait()
         assert not scheduler.tiers._parked
     world.cache.check_invariants()
+    if world.cache.prefix:
+        world.cache.prefix.clear()
     assert world.cache.num_free == sum(units.num_blocks - 1 for units in world.cache.unit_pools)
