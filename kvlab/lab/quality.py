@@ -129,13 +129,14 @@ def score_in_chunks(
     names = list(dict.fromkeys([model.dtype, *kv_dtypes]))
     sums = {name: torch.zeros(3, count, dtype=torch.float64) for name in names}
     for s, ids in enumerate(segments):
-        full = PagedRun(model, model.dtype, length).read(ids[:-1].tolist())
+        full: list[torch.Tensor] = []
         for i, name in enumerate(names):
-            hidden = full if name == model.dtype else PagedRun(model, name, length).read(ids[:-1].tolist())
-            for first in range(0, length - 1, LOGIT_ROWS):
-                rows = slice(first, min(first + LOGIT_ROWS, length - 1))
-                pair = [torch.log_softmax(model.decoder.logits(h[rows]).float(), dim=-1) for h in (full, hidden)]
-                sums[name][:, s] += _compare(*pair, ids[1:][rows].to(model.device)).sum(1).cpu()
+            hidden = PagedRun(model, name, length).read(ids[:-1].tolist())
+            for block, rows in enumerate(hidden.split(LOGIT_ROWS)):
+                logp = torch.log_softmax(model.decoder.logits(rows).float(), dim=-1)
+                full += [logp] if i == 0 else []  # full precision comes first
+                target = ids[1:].split(LOGIT_ROWS)[block].to(model.device)
+                sums[name][:, s] += _compare(full[block], logp, target).sum(1).cpu()
             progress(s * len(names) + i + 1, count * len(names))
     return {name: SegmentScores(*(row.tolist() for row in total / (length - 1))) for name, total in sums.items()}
 
