@@ -5,7 +5,7 @@
 
 A file is written under another name, flushed to the disk, then renamed: after a kill there is the whole file, or a
 remainder that the next start removes. Whatever is wrong with a file, from a flipped bit to another model's fingerprint,
-reading it is a miss; a file that is damaged is deleted, one of another fingerprint is left to its owner.
+reading it is a miss. A file that turns out damaged is deleted; those of another fingerprint are left to their owner.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ class DiskStore:
 
     def read(self, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds exactly what was written; what could not be read is forgotten and deleted."""
+        if name not in self._files:
+            return False
         try:
             payload = self._checked(name, self._path(name).read_bytes(), len(into))
         except (OSError, ValueError) as error:
