@@ -110,11 +110,11 @@ def late_free(engine: Engine) -> Iterator[list[int]]:
     freed: list[tuple[int, int]] = []
     free, allocate = cache.free, cache.allocate
 
-    def freeing(request_id: str) -> int:
+    def freeing(request_id: str, distrust: bool = False) -> int:
         if not freed:
             tables = cache.tables.get(request_id, ())
             freed.extend((g, page) for g, table in enumerate(tables) for page in table if page != NULL_BLOCK)
-        return free(request_id)
+        return free(request_id, distrust)
 
     def allocating(*args, **kwargs) -> bool:
         taken = allocate(*args, **kwargs)
@@ -149,7 +149,7 @@ def leak_on_abort(engine: Engine) -> Iterator[None]:
     abort, free = scheduler.abort, cache.free
 
     def aborting(request_id: str, now: float) -> bool:
-        def forgetting(name: str) -> int:
+        def forgetting(name: str, distrust: bool = False) -> int:
             cache.tables.pop(name, None)
             cache.computed.pop(name, None)
             cache._cleared.pop(name, None)

@@ -72,7 +72,7 @@ class Pressure:
                 if saved:
                     scheduler.emit(now, "save", request, f"{saved[1]} bytes", request.num_computed, saved[0])
             scheduler.tiers.forget(request.request_id)
-        return scheduler.cache.free(request.request_id)
+        return scheduler.cache.free(request.request_id, distrust=request.finish_reason == "error")
 
     def forget_parked(self, request: Request, now: float) -> None:
         """What a lower tier holds of a waiting request is given up: its tokens are computed again."""

@@ -5,29 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvlab.cache.prefix import PrefixOptions
 from kvlab.engine import Engine, SamplingParams
 from kvlab.lab import failures
-from kvlab.models.load import empty_model
+from kvlab.lab.small_model import fill, small_model
 from kvlab.quant import get_codec
 
-CONFIG = {
-    "model_type": "llama", "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 12, "vocab_size": 64, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
-    "rope_theta": 100.0, "tie_word_embeddings": False,
-}  # fmt: skip
 GREEDY = SamplingParams(max_tokens=6)
 FIRST, SECOND, THIRD = ([3 + (7 * i + k) % 61 for i in range(10)] for k in (0, 20, 40))
 
 
 @pytest.fixture(scope="module")
 def model():
-    found = empty_model(CONFIG, "fp32", torch.device("cpu"), "small")
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for _, tensor in sorted(found.decoder.weights.named.items()):
-            noise = torch.randn(tensor.shape, generator=generator)
-            tensor.copy_(1 + 0.1 * noise if tensor.dim() == 1 else noise * 1.5 / tensor.shape[-1] ** 0.5)
-    return found
+    return small_model()
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +103,60 @@ def test_codec_weights_and_operations_are_as_they_were(model) -> None:
                            3 * before["model.layers.1.self_attn.k_proj.weight"])  # fmt: skip
     assert get_codec("fp8_e4m3") is codec
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.decoder.weights.named.items())
+
+
+@pytest.mark.parametrize("design", ["hash", "radix"])
+def test_what_a_request_computed_that_ended_in_nan_is_not_found_by_others(model, design) -> None:
+    _, factor = loudest(model)
+    engine = engine_of(model, kv_dtype="fp8_e4m3", prefix=PrefixOptions(design), check=True)
+    with failures.without_clamp(), failures.louder_keys(engine, 0, factor):
+        assert engine.generate([FIRST], GREEDY)[0].error == "logits are not finite"
+    assert engine.cache.prefix.clear() == 0, "nothing of it is cached"
+    cold = engine_of(model, kv_dtype="fp8_e4m3").generate([FIRST], GREEDY)[0].token_ids
+    assert engine.generate([FIRST], GREEDY)[0].token_ids == cold
+    assert engine.events.of("hit") == [] and len(cold) == GREEDY.max_tokens
+
+
+# prefixes that outlive their weights
+
+
+def stale(model, design: str):
+    """An engine that computed FIRST under other weights, and what FIRST and SECOND come to without a cache."""
+    fill(model, 2)
+    engine = engine_of(model, prefix=PrefixOptions(design), check=True)
+    engine.generate([FIRST + SECOND], GREEDY)
+    fill(model, 1)
+    return engine, alone(model, FIRST + SECOND)
+
+
+@pytest.mark.parametrize("design", ["hash", "radix"])
+def test_new_weights_under_a_warm_cache_give_wrong_tokens_until_it_is_cleared(model, design) -> None:
+    engine, right = stale(model, design)
+    assert run(engine, FIRST + SECOND) != [right]
+    assert engine.events.of("hit")[-1].tokens == 16
+    assert engine.cache.prefix.clear() > 0
+    assert run(engine, FIRST + SECOND) == [right]
+
+
+@pytest.mark.parametrize("design", ["hash", "radix"])
+def test_a_key_that_names_the_weights_hits_nothing_old(model, design) -> None:
+    engine, right = stale(model, design)
+    request = engine.requests[engine.add_request(FIRST + SECOND, GREEDY, salt="weights 1")]
+    while engine.scheduler.has_work:
+        engine.step()
+    assert request.output == right and engine.events.of("hit") == []
+
+
+@pytest.mark.parametrize("design", ["hash", "radix"])
+def test_another_tokenizer_costs_hits_and_nothing_else(model, design) -> None:
+    engine = engine_of(model, prefix=PrefixOptions(design), check=True)
+    engine.generate([FIRST + SECOND], GREEDY)
+    other = [3 + (token * 5) % 61 for token in FIRST + SECOND]  # the same text, other ids
+    assert run(engine, other) == [alone(model, other)]
+    assert engine.events.of("hit") == []
+    half = FIRST + SECOND[:2] + other[:6]  # equal up to a page boundary
+    assert run(engine, half) == [alone(model, half)]
+    assert [event.tokens for event in engine.events.of("hit")] == [12]
 
 
 # a page that is freed twice

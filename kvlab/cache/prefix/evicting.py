@@ -64,6 +64,19 @@ class Evicting:
         """How many pages were dropped: all that nobody holds. For a change of tokenizer, template or weights."""
         return sum(self.evict(pool, len(order)) for pool, order in enumerate(self.orders))
 
+    def distrust(self, pages: Sequence[tuple[int, int]]) -> int:
+        """How many of these (group, page) were dropped: those in the cache that nobody holds. What a request computed
+        that ended with logits that are not finite must not be found by others."""
+        gone = 0
+        for group, page in pages:
+            pool, order = self.pools[group], self.orders[self._layout.pool_of(group)]
+            if pool.cached[page] and not pool.references[page]:
+                item = page + self.columns[self.rules[group].columns[0]].base
+                order.remove(item)
+                self._drop(item, order)
+                gone += 1
+        return gone
+
     def steal(self, group: int, page: int) -> None:
         """Takes an unused page out of the cache with what is in it: it has one holder from now on, and no name."""
         pool, item = self.pools[group], page + self.columns[self.rules[group].columns[0]].base
