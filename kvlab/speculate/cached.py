@@ -18,7 +18,7 @@ from kvlab.cache import KVCacheManager
 from kvlab.engine.runner import Runner
 from kvlab.engine.sampler import RowParams, draw, probabilities, uniform
 from kvlab.engine.storage import PagedStorage
-from kvlab.schedule import Chunk, Limits, Request, Step, Verified
+from kvlab.schedule import Chunk, Limits, Request, Step
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.pages import cdiv
 from kvlab.specs.pools import pool_layout
@@ -94,7 +94,7 @@ class CachedProposer:
                     seen[request.request_id].append(q[j])
         return [self._draft(r, made, seen) for r in requests]
 
-    def observe(self, step: Step, hidden: Tensor | None, results: Sequence[int | Verified | None]) -> None:
+    def observe(self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]]) -> None:
         """Learns what became of its drafts from the requests themselves."""
 
     def retain(self, request_ids: set[str]) -> None:

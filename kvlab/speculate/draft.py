@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvlab.schedule import Request, Step, Verified
+from kvlab.schedule import Request, Step
 
 ROOT = -1
 """The parent of drafts that follow the last known token."""
@@ -62,12 +62,14 @@ class Proposer(Protocol):
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Draft]:
         """A draft of at most `counts[i]` tokens for each request, which all have a token to go on from."""
 
-    def observe(self, step: Step, hidden: Tensor | None, results: Sequence[int | Verified | None]) -> None:
+    needs_hidden: bool
+
+    def observe(self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]]) -> None:
         """Hears what came of a step, before its requests are advanced.
 
         Args:
             hidden: what left the last layer [T, hidden], for proposers that have `needs_hidden`.
-            results: for each sampling chunk, as `Scheduler.update` gets them.
+            certain: for each chunk the rows of the batch that hold certain tokens, from its start on.
         """
 
     def retain(self, request_ids: set[str]) -> None:
@@ -84,7 +86,7 @@ class Stateless:
     needs_hidden = False
     kv_bytes = 0
 
-    def observe(self, step: Step, hidden: Tensor | None, results: Sequence[int | Verified | None]) -> None:
+    def observe(self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]]) -> None:
         """Learns nothing."""
 
     def retain(self, request_ids: set[str]) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlab.schedule import Request, Step, Verified
+from kvlab.schedule import Chunk, Request, Step, Verified
 from kvlab.speculate.adapt import Acceptance, best_count
 from kvlab.speculate.draft import NO_DRAFT, ROOT, Draft
 from kvlab.speculate.options import SpeculationOptions
+from kvlab.speculate.proposers import make_proposer
+from kvlab.speculate.trees import check_branches, compact
 from kvlab.speculate.verify import Drawn, pick, walk
 
 
@@ -33,8 +35,11 @@ class Speculator:
                 f"keep_states: model {engine.model.name!r} has states, which cannot forget a wrong draft: they must be "
                 "copied before drafts"
             )
-        self.proposer = _proposer(engine, options)
+        if options.branches:
+            check_branches(engine)
+        self.proposer = make_proposer(engine, options)
         engine.runner.keeps_hidden |= self.proposer.needs_hidden
+        engine.runner.tree_of = self._tree
         self.acceptance, self.per_request = Acceptance(), {}
         self._drafts: dict[str, Draft] = {}
 
@@ -58,6 +63,8 @@ class Speculator:
         self._drafts = {}
         drafts = self.proposer.propose(ready, counts) if ready else []
         for request, draft in zip(ready, drafts, strict=True):
+            if draft.is_tree:
+                check_branches(self.engine)
             request.drafts, self._drafts[request.request_id] = draft.tokens, draft
 
     def begin(self, step: Step) -> None:
@@ -78,12 +85,20 @@ class Speculator:
     def settle(self, step: Step, picked: Sequence[int]) -> list[int | Verified | None]:
         """What each sampling chunk got, with every state taken back to its verified tokens."""
         results: list[int | Verified | None] = []
-        at = 0
-        for chunk in step.sampling:
-            own = picked[at : at + 1 + len(chunk.drafts)]
-            at += len(own)
-            results.append(self._settle(chunk, own) if chunk.drafts else None if own[0] < 0 else own[0])
-        self.proposer.observe(step, self.engine.runner.hidden, results)
+        certain: list[list[int]] = []
+        at = row = 0
+        for chunk in step.chunks:
+            path: list[int] = []
+            known = row + chunk.count - len(chunk.drafts)
+            if chunk.samples:
+                own = picked[at : at + 1 + len(chunk.drafts)]
+                at += len(own)
+                path, token = walk(self._draft(chunk), own)
+                last = None if token < 0 else token
+                results.append(self._settle(chunk, path, last) if chunk.drafts else last)
+            certain.append([*range(row, known), *(known + i for i in path)])
+            row += chunk.count
+        self.proposer.observe(step, self.engine.runner.hidden, certain)
         return results
 
     def retain(self, request_ids: Iterable[str]) -> None:
@@ -92,19 +107,24 @@ class Speculator:
         self.proposer.retain(live)
         self.per_request = {r: seen for r, seen in self.per_request.items() if r in live}
 
-    def _settle(self, chunk, own: Sequence[int]) -> Verified:
+    def _settle(self, chunk: Chunk, path: list[int], token: int | None) -> Verified:
+        """What a chunk came to whose drafts `path` were right and were followed by `token`."""
         request = chunk.request
-        path, token = walk(self._draft(chunk), own)
         for seen in (self.acceptance, self._seen(request)):
             seen.note(len(chunk.drafts), len(path))
-        verified = len(request.tokens) + len(path)
-        end = chunk.start + chunk.count
+        known, end = len(request.tokens), chunk.start + chunk.count
+        compact(self.cache, self.engine.runner.views, request.request_id, known, path)
+        verified = known + len(path)
         computed, copies = self.cache.drafts.settle(request.request_id, chunk.start, end, verified)
         self.engine.copy_pages(copies)
         self.cache.drafts.drop(request.request_id)
-        return Verified((*(chunk.drafts[i] for i in path), None if token < 0 else token), computed)
+        return Verified((*(chunk.drafts[i] for i in path), token), computed)
 
-    def _draft(self, chunk) -> Draft:
+    def _tree(self, chunk: Chunk) -> tuple[int, ...]:
+        draft = self._draft(chunk)
+        return draft.parents[: len(chunk.drafts)] if draft.is_tree else ()
+
+    def _draft(self, chunk: Chunk) -> Draft:
         return self._drafts.get(chunk.request.request_id, NO_DRAFT)
 
     def _seen(self, request: Request) -> Acceptance:
@@ -136,17 +156,3 @@ class Speculator:
         padded = [own + [-1] * (widest - len(own)) for own in tokens]
         device = logits.device
         return Drawn(torch.tensor(rows, device=device), torch.tensor(padded, device=device), torch.stack(parts))
-
-
-def _proposer(engine: Any, options: SpeculationOptions) -> Any:
-    if callable(options.method):
-        return options.method(engine)
-    if options.method == "ngram":
-        from kvlab.speculate.ngram import NGramProposer
-
-        return NGramProposer(options.longest)
-    if options.method == "draft":
-        from kvlab.speculate.model import ModelProposer
-
-        return ModelProposer(engine, options.draft, options.k, options.drawn)
-    raise ValueError(f"method {options.method!r}: is not here yet")

@@ -1,0 +1,87 @@
+"""Drafts as trees: growing them, which models can take them, and closing the gaps once a path is verified."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvlab.cache import KVCacheManager
+from kvlab.speculate.draft import ROOT, Draft
+
+PLAIN_FORMATS = ("fp64", "fp32", "bf16", "fp16")
+
+
+def check_branches(engine: Any) -> None:
+    """Refuses trees where some part of the model cannot branch.
+
+    Raises:
+        ValueError: names the part: anything but full attention, or pages of codes.
+    """
+    for layer, part in engine.spec.parts():
+        what = part.kind if part.kind != "full" else part.format.name if part.format.name not in PLAIN_FORMATS else ""
+        if what:
+            raise ValueError(
+                f"branches: layer {layer} of {engine.model.name!r} keeps {what!r}; only full attention over pages in "
+                f"{', '.join(PLAIN_FORMATS)} takes trees of drafts, the others take chains"
+            )
+
+
+def product_tree(levels: Sequence[Sequence[tuple[int, float]]], count: int) -> Draft:
+    """The `count` likeliest nodes of the tree whose nodes at each depth all have the same children.
+
+    Args:
+        levels: for each depth (token, log probability) of its children, likeliest first.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    # (cost of the path, order, depth, index among the children, parent): a parent is always taken before its children
+    heap = [(-levels[0][0][1], 0, 0, 0, ROOT)] if levels and levels[0] else []
+    order = 0
+    while heap and len(tokens) < count:
+        cost, _, depth, child, parent = heapq.heappop(heap)
+        token, own = levels[depth][child]
+        if child + 1 < len(levels[depth]):
+            order += 1
+            heapq.heappush(heap, (cost + own - levels[depth][child + 1][1], order, depth, child + 1, parent))
+        if depth + 1 < len(levels):
+            order += 1
+            heapq.heappush(heap, (cost - levels[depth + 1][0][1], order, depth + 1, 0, len(tokens)))
+        tokens.append(token)
+        parents.append(parent)
+    return Draft(tuple(tokens), tuple(parents))
+
+
+def best_nodes(tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], count: int) -> Draft:
+    """The `count` likeliest of a tree's nodes, likeliest first.
+
+    Args:
+        scores: log probability of the path to each node: no child has more than its parent.
+    """
+    chosen = sorted(range(len(tokens)), key=lambda i: (-scores[i], i))[:count]
+    place = {node: i for i, node in enumerate(chosen)} | {ROOT: ROOT}
+    return Draft(tuple(tokens[i] for i in chosen), tuple(place[parents[i]] for i in chosen))
+
+
+def compact(
+    cache: KVCacheManager, views: Sequence[Sequence[Any]], request_id: str, known: int, path: list[int]
+) -> None:
+    """Moves the entries of verified drafts to consecutive slots behind the request's `known` tokens.
+
+    Args:
+        views: of the cache, [layer][part].
+        path: which drafts were right, by their place among the drafts.
+    """
+    if path == list(range(len(path))):
+        return
+    for parts in views:
+        for view in parts:
+            if view is None:
+                continue
+            slots = torch.tensor(cache.slot_mapping(request_id, known, known + path[-1] + 1, view.group or 0))
+            source, target = slots[path].to(view.k.device), slots[: len(path)].to(view.k.device)
+            size = view.block_size
+            for codes in (view.k, view.v):
+                codes[target // size, :, target % size] = codes[source // size, :, source % size]
