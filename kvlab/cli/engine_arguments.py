@@ -11,7 +11,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="directory, .gguf file or hub id (default: SmolLM2-135M-Instruct)")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--dtype", default="fp32", help="of weights and activations: fp32 (default), bf16, fp16, fp64")
-    engine.add_argument("--kv-dtype", help="of the cache: fp32, bf16, fp16, fp8_e4m3, int8 (default: as --dtype)")
+    engine.add_argument("--kv-dtype", help="of the cache: a format of `kvlab formats`, or a "
+                        "rule such as int4,first=2:bf16 (default: as --dtype)")  # fmt: skip
     engine.add_argument("--device", default="auto", help='"auto" (default), "cpu", "cuda", "cuda:N"')
     engine.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per page (default 16)")
     engine.add_argument("--num-blocks", type=int, metavar="N", help="pages of the pool, the null page included")

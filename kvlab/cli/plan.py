@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", metavar="N", help="sequences decoded together (default 1)")
     add("--prompt", metavar="N", help="plan for requests of N tokens in ...")
     add("--output", metavar="N", help="... and N tokens out; sets the context to their sum")
-    add("--kv-dtype", metavar="F", help="bf16 (default), fp16, fp32, fp8_e4m3, int8, int4, int4_g32, nvfp4, mxfp4")
+    add(
+        "--kv-dtype",
+        metavar="F",
+        help="bf16 (default), a format of `kvlab formats`, or a rule such as int4,sliding=bf16",
+    )
     add("--weight-dtype", metavar="F", help="storage format of the weights (default bf16)")
     add("--state-dtype", metavar="F", help="of recurrent states (default fp32)")
     add("--conv-dtype", metavar="F", help="of convolution inputs (default bf16)")

@@ -12,8 +12,9 @@ from kvlab.models.facts import AttentionFacts, LayerFacts, RopeFacts
 from kvlab.models.rope import inverse_frequencies, rope_tables, rotate
 from kvlab.ops.dispatch import backend
 from kvlab.ops.grouped_views import GroupedViews, Turn
-from kvlab.ops.views import FixedScales, PageViews
+from kvlab.ops.views import PageViews
 from kvlab.quant.closed import BEFORE_ROTATION
+from kvlab.quant.fixed import FixedScales
 from kvlab.specs.kv_dtypes import canonical, with_formats
 from kvlab.specs.model import ModelSpec
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from kvlab.cache import PrefixOptions
 from kvlab.engine.speculation import Speculation
 from kvlab.engine.tiers import TierOptions
-from kvlab.ops.views import FixedScales
+from kvlab.quant.fixed import FixedScales
 from kvlab.schedule import Limits, SchedulingPolicy
 from kvlab.schedule.policy import FIRST_COME
 from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy

@@ -11,8 +11,8 @@ from kvlab.engine.storage import PagedStorage
 from kvlab.models.load import LoadedModel
 from kvlab.ops.batch import make_batch
 from kvlab.ops.coded import decode_rows
-from kvlab.ops.views import FixedScales
 from kvlab.plan.policies import default_block_size
+from kvlab.quant.fixed import FixedScales
 from kvlab.specs.layout import group_parts
 
 

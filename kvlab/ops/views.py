@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvlab.quant import get_codec, storage_types
+from kvlab.quant.fixed import FixedScales
 from kvlab.specs.layout import PageLayout, Segment
 
 # the types Numba reads pages with: it has no bf16, fp16 or fp8, so those are integers of the same width
@@ -16,31 +17,6 @@ from kvlab.specs.layout import PageLayout, Segment
 _NUMPY = {"fp64": np.float64, "fp32": np.float32, "bf16": np.uint16, "fp16": np.uint16, "fp8_e4m3": np.uint8,
           "fp8_e4m3_row": np.uint8, "int8": np.int8, "int4": np.uint32, "int4_sym": np.uint32}  # fmt: skip
 _PACKED = ("int4", "int4_sym")
-
-
-@dataclass(frozen=True, eq=False)
-class FixedScales:
-    """Scales that were found once from data: rows are divided by them before they are encoded.
-
-    Attributes:
-        k, v: fp32 [Hkv or 1, D or 1] each.
-
-    Raises:
-        ValueError: a scale that is zero, negative, infinite or NaN.
-    """
-
-    k: torch.Tensor
-    v: torch.Tensor
-
-    def __post_init__(self) -> None:
-        for name, scale in (("k", self.k), ("v", self.v)):
-            if not bool((scale.isfinite() & (scale > 0)).all()):
-                raise ValueError(f"scale of {name} {scale.flatten()[:4].tolist()}: must be positive and finite")
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the scales, kept once per layer beside the pool."""
-        return 4 * (self.k.numel() + self.v.numel())
 
 
 @dataclass(frozen=True, eq=False)

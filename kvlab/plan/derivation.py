@@ -9,6 +9,7 @@ NAMES = {
     "full": "full attention", "sliding": "sliding window", "chunked": "chunked attention", "mla": "latent (MLA)",
     "index": "index keys", "compressed": "compressed entries", "recurrent": "recurrent state",
     "cross": "cross attention", "buffer": "open buffers", "shared": "shares another layer's cache", "none": "no cache",
+    "closed": "closed groups", "recent": "recent window",
 }  # fmt: skip
 
 

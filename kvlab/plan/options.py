@@ -10,6 +10,7 @@ from kvlab.plan.hardware import DEFAULT_GPU, Gpu, get_gpu
 from kvlab.plan.policies import POLICIES
 from kvlab.plan.sharding import Sharding
 from kvlab.specs.formats import StorageFormat, get_format
+from kvlab.specs.kv_dtypes import canonical
 from kvlab.specs.pools import POOLS
 from kvlab.specs.rollback import RollbackPolicy
 from kvlab.specs.units import parse_bytes, parse_tokens
@@ -87,7 +88,7 @@ class PlanOptions:
 OPTIONS = tuple(f.name for f in fields(PlanOptions))
 _TOKENS = ("context", "prompt", "output", "max_batched_tokens")
 _COUNTS = ("batch", "tp", "pp", "cp", "block_size")
-_FORMATS = ("kv_dtype", "weight_dtype", "state_dtype", "conv_dtype")
+_FORMATS = ("weight_dtype", "state_dtype", "conv_dtype")
 
 
 def plan_options(given: dict[str, Any]) -> PlanOptions:
@@ -127,8 +128,12 @@ def _checked(name: str, value: Any) -> Any:
         return 0 if value in (0, "0") else _named(name, parse_tokens, value)
     if name == "reserve":
         return 0 if value in (0, "0") else _named(name, parse_bytes, value)
+    if name == "kv_dtype":
+        return canonical(value)
     if name in _FORMATS:
         try:
+            if get_format(value).group_tokens:
+                raise ValueError(f"{name}: is for the keys and values of a cache")
             return get_format(value).name
         except ValueError as error:
             raise ValueError(f"{name} {value!r}: {str(error).partition(': ')[2]}") from None

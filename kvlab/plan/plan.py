@@ -26,6 +26,7 @@ from kvlab.plan.policies import (
 from kvlab.plan.sharding import stage_models
 from kvlab.specs.families import from_config
 from kvlab.specs.formats import StorageFormat
+from kvlab.specs.kv_dtypes import with_formats
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.pages import cdiv
 from kvlab.specs.pools import POOLS
@@ -147,12 +148,14 @@ def make_plan(target: str | Mapping[str, Any] | ModelSpec, **options: Any) -> Pl
     else:
         assert config is not None
         model = from_config(
-            config, name=name, kv_format=asked.kv_dtype, state_format=asked.state_dtype,
-            conv_format=asked.conv_dtype, image_tokens=asked.image_tokens,
+            config, name=name, state_format=asked.state_dtype, conv_format=asked.conv_dtype,
+            image_tokens=asked.image_tokens,
         )  # fmt: skip
+        model = with_formats(model, asked.kv_dtype)
         model = replace(model, notes=model.notes + _published_format(config, asked))
         weights, problem = _weights(config)
     asked = _filled(asked, model)
+    asked.rollback.check([f"layer {layer}" for layer, part in model.parts() if part.retention.rule == "state"])
     plan = Plan(model, stage_models(model, asked.sharding), asked, weights, _mla_dims(config), source, problem)
     plan.sequence()  # raises for what the policy does not model
     return plan

@@ -98,6 +98,8 @@ def _score_width(part: CacheSpec, mla_dims: Dims | None) -> int:
         return 2 * part.latent_dim + part.rope_dim  # type: ignore[attr-defined]
     if part.kind in ("index", "buffer", "shared"):
         return 0
+    if part.kind == "closed":  # an entry is a group of tokens
+        return (part.key_width + part.value_width) * part.retention.size  # type: ignore[attr-defined]
     if hasattr(part, "key_dim"):
         return part.key_dim + part.value_dim
     return 2 * part.width  # type: ignore[attr-defined]

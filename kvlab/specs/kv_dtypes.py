@@ -74,7 +74,8 @@ def _format(name: str, rule: str) -> StorageFormat | None:
     try:
         return None if name.strip() == NATIVE else get_format(name.strip())
     except ValueError as error:
-        raise ValueError(f"kv_dtype {rule!r}: {error}") from None
+        problem = str(error).partition(": ")[2] if name == rule else error
+        raise ValueError(f"kv_dtype {rule!r}: {problem}") from None
 
 
 def canonical(rule: str) -> str:
