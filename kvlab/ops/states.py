@@ -31,6 +31,7 @@ def over_sequences(
     *,
     decode: Recurrence,
     chunk: Recurrence,
+    in_place: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """`out` [T, ...] filled with the result of a recurrence over every sequence of `batch`; padded rows give zeros.
 
@@ -39,8 +40,12 @@ def over_sequences(
         pages: [num_pages, elements], the states; changed in place.
         decode: one token for each of b sequences: (inputs [b, ...], states [b, elements]), without host reads.
         chunk: several tokens of one sequence: (inputs [n, ...], state [elements]). States come and go in pages' dtype.
+        in_place: instead of `decode`, a kernel that updates the pages of the decodes itself and fills their rows of out.
     """
-    if n := batch.num_decodes:
+    n = batch.num_decodes
+    if n and in_place is not None:
+        in_place(out[:n])
+    elif n:
         page, live = batch.block_table[:n, 0].long(), batch.seq_lens[:n, None] > 0
         held = pages.index_select(0, page)
         before = torch.where(live & (batch.positions[:n, None] > 0), held, 0)

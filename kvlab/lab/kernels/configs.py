@@ -145,10 +145,13 @@ CI = {
     "prefill/llama-3-8b/bf16": FULL, "prefill/gemma-2-9b/bf16": NVIDIA, "prefill/deepseek-expanded/bf16": ("sm_90",),
     "prefill/llama-3-8b/fp8_e4m3": ("sm_90",), "verify-tree/llama-3-8b/bf16": ("sm_90",),
     "merge/llama-3-8b/bf16": ("sm_90",), "write/llama-3-8b/bf16": FULL, "write/llama-3-8b/fp8_e4m3": ("sm_80", "sm_90"),
+    "mla-decode/deepseek-v3/bf16": NVIDIA, "mla-decode/deepseek-v3/fp8_e4m3": ("sm_90",), "ssd-decode/mamba-2-2.7b/fp32": ("sm_90",),
+    "delta-decode/qwen3-next/fp32": ("sm_90",), "page-scores/llama-3-8b/fp32": ("sm_90",),
+    "selected-decode/llama-3-8b/bf16": ("sm_90",), "copy-pages/llama-3-8b/bf16": ("sm_90",),
 }  # fmt: skip
 
 
-def _config(name: str, build: Callable[[], list[Launch]], cost: Cost) -> Config:
+def config_of(name: str, build: Callable[[], list[Launch]], cost: Cost) -> Config:
     return Config(name, build, cost, CI.get(name, ()))
 
 
@@ -156,9 +159,9 @@ def _attention_configs() -> list[Config]:
     found = []
     for name, shape in SHAPES.items():
         if name != "deepseek-expanded":
-            found.append(_config(f"decode/{name}/bf16", lambda s=shape: decode(s), attention_cost(shape)))
+            found.append(config_of(f"decode/{name}/bf16", lambda s=shape: decode(s), attention_cost(shape)))
         new = replace(shape, new=512, batch=4)
-        found.append(_config(f"prefill/{name}/bf16", lambda s=new: prefill(s), attention_cost(new)))
+        found.append(config_of(f"prefill/{name}/bf16", lambda s=new: prefill(s), attention_cost(new)))
     llama = SHAPES["llama-3-8b"]
     for fmt in (*attention.WHOLE, *attention.PACKED):
         if fmt not in (
@@ -168,13 +171,13 @@ def _attention_configs() -> list[Config]:
             "int4_had",
         ):  # fp32 is for tests, the others are a kernel of the list
             shape = replace(llama, fmt=fmt)
-            found.append(_config(f"decode/llama-3-8b/{fmt}", lambda s=shape: decode(s), attention_cost(shape)))
+            found.append(config_of(f"decode/llama-3-8b/{fmt}", lambda s=shape: decode(s), attention_cost(shape)))
     for fmt in ("fp8_e4m3", "int8"):
         shape = replace(llama, fmt=fmt, new=512, batch=4)
-        found.append(_config(f"prefill/llama-3-8b/{fmt}", lambda s=shape: prefill(s), attention_cost(shape)))
+        found.append(config_of(f"prefill/llama-3-8b/{fmt}", lambda s=shape: prefill(s), attention_cost(shape)))
     verify = replace(llama, new=32)
-    found.append(_config("verify-tree/llama-3-8b/bf16", lambda: prefill(verify, True), attention_cost(verify)))
-    found.append(_config("merge/llama-3-8b/bf16", lambda: decode(llama)[1:], merge_cost(llama, attention.SPLIT)))
+    found.append(config_of("verify-tree/llama-3-8b/bf16", lambda: prefill(verify, True), attention_cost(verify)))
+    found.append(config_of("merge/llama-3-8b/bf16", lambda: decode(llama)[1:], merge_cost(llama, attention.SPLIT)))
     return found
 
 
@@ -183,10 +186,12 @@ def _write_configs() -> list[Config]:
     for fmt in write.KINDS:
         shape = replace(SHAPES["llama-3-8b"], fmt=fmt, batch=64)
         if fmt != "fp32":
-            found.append(_config(f"write/llama-3-8b/{fmt}", lambda s=shape: cache_write(s), write_cost(shape)))
+            found.append(config_of(f"write/llama-3-8b/{fmt}", lambda s=shape: cache_write(s), write_cost(shape)))
     return found
 
 
 def configs() -> list[Config]:
     """Every configuration."""
-    return [*_attention_configs(), *_write_configs()]
+    from kvlab.lab.kernels.more_configs import more_configs
+
+    return [*_attention_configs(), *_write_configs(), *more_configs()]

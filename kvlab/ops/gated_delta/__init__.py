@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.dispatch import backend
 from kvlab.ops.gated_delta import reference, torch_
 from kvlab.ops.states import over_sequences, use_reference, wide
 
@@ -67,4 +68,13 @@ def gated_delta(rows: DeltaRows, states: Tensor, batch: AttentionBatch, *, scale
 
     scan = reference.scan if use_reference() else torch_.scan
     inputs = (query * scale, key, rows.value, rows.log_decay, rows.beta)
-    return over_sequences(inputs, states, batch, torch.empty_like(rows.value), decode=decode, chunk=chunk)
+    in_place = None
+    if states.dtype != torch.float64 and backend(rows.value, triton=True) == "triton":
+        from kvlab.ops.gated_delta import triton_
+
+        def in_place(out: Tensor) -> None:
+            triton_.decode_launch(tuple(x[: batch.num_decodes] for x in inputs), states, batch, out).run()
+
+    return over_sequences(
+        inputs, states, batch, torch.empty_like(rows.value), decode=decode, chunk=chunk, in_place=in_place
+    )

@@ -39,7 +39,7 @@ def mla_attention(
         reference.mla_attention(query, up, views, batch, scale, out)
         return out
     if batch.num_decodes:
-        absorbed.decodes(query, up, views, batch, scale, out)
+        _decodes(query, up, views, batch, scale, out)
     row = batch.num_decodes
     for i in range(batch.num_decodes, len(batch.query_lens)):
         count, end = batch.query_lens[i], batch.ends[i]
@@ -48,6 +48,17 @@ def mla_attention(
         out[rows] = run.chunk(query[rows], up, views, (batch.block_table[i], end), scale).to(out.dtype)
         row += count
     return out
+
+
+def _decodes(
+    query: torch.Tensor, up: torch.Tensor, views: SegmentViews, batch: AttentionBatch, scale: float, out: torch.Tensor
+) -> None:
+    run = absorbed.decodes
+    if backend(query, triton=True) == "triton":
+        from kvlab.ops.mla_attention import triton_
+
+        run = triton_.decodes if triton_.supports(query, views) else run
+    run(query, up, views, batch, scale, out)
 
 
 def _check(query: torch.Tensor, up: torch.Tensor, views: SegmentViews) -> None:

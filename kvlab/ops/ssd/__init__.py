@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.dispatch import backend
 from kvlab.ops.ssd import reference, torch_
 from kvlab.ops.states import over_sequences, use_reference, wide
 
@@ -63,4 +64,13 @@ def ssd(rows: SSDRows, decay: Tensor, states: Tensor, batch: AttentionBatch) -> 
 
     scan = reference.scan if use_reference() else torch_.scan
     inputs = (rows.x, rows.dt, rows.b, rows.c)
-    return over_sequences(inputs, states, batch, torch.empty_like(rows.x), decode=decode, chunk=chunk)
+    in_place = None
+    if states.dtype != torch.float64 and backend(rows.x, triton=True) == "triton":
+        from kvlab.ops.ssd import triton_
+
+        def in_place(out: Tensor) -> None:
+            triton_.decode_launch(tuple(x[: batch.num_decodes] for x in inputs), decay, states, batch, out).run()
+
+    return over_sequences(
+        inputs, states, batch, torch.empty_like(rows.x), decode=decode, chunk=chunk, in_place=in_place
+    )

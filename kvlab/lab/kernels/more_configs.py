@@ -1,0 +1,111 @@
+"""Production configurations of the kernels besides attention over keys and values."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.lab.kernels.configs import PAGE, PAGES, SHAPES, Config, batch_of, config_of, meta, pages_of
+from kvlab.lab.kernels.cost import Cost, row_bytes
+from kvlab.ops.attention.rules import Rules
+from kvlab.ops.copy_pages.triton_ import copy_launch
+from kvlab.ops.gated_delta import triton_ as delta
+from kvlab.ops.mla_attention import triton_ as mla
+from kvlab.ops.page_scores import triton_ as scores
+from kvlab.ops.selected_pages import triton_ as selected
+from kvlab.ops.ssd import triton_ as ssd
+from kvlab.ops.triton_support import Launch
+from kvlab.ops.views import SegmentViews, part_views
+from kvlab.specs.formats import get_format
+from kvlab.specs.layout import page_layout
+from kvlab.specs.parts import MLALatent
+
+B, CONTEXT, CHOSEN = 8, 8192, 64  # sequences, tokens of each, pages that a query chooses
+HEADS, LATENT, ROPE = 128, 512, 64  # DeepSeek-V3
+SSD = (80, 64, 1, 128)  # Mamba-2 2.7B: heads, values of a head, groups, values of state
+DELTA = (32, 16, 128, 128)  # Qwen3-Next: value heads, key heads, values of a key and of a value
+LLAMA = SHAPES["llama-3-8b"]
+FP32 = torch.float32
+
+
+def latents(fmt: str) -> SegmentViews:
+    """A pool of latents, without memory."""
+    layout = page_layout(MLALatent(LATENT, ROPE, get_format(fmt)), PAGE)
+    return part_views(meta(PAGES, layout.page_bytes, dtype=torch.uint8), layout)
+
+
+def mla_decode(fmt: str) -> list[Launch]:
+    """Absorbed decode."""
+    query = meta(B, HEADS, LATENT), meta(B, HEADS, ROPE)
+    return mla.decode_launches(query, latents(fmt), batch_of(LLAMA), 0.07, meta(B, HEADS, LATENT))
+
+
+def mla_cost(fmt: str) -> Cost:
+    """Latents once, queries, weighted latents."""
+    row = page_layout(MLALatent(LATENT, ROPE, get_format(fmt)), PAGE).used_bytes // PAGE
+    read = B * (CONTEXT * row + 4 * CONTEXT // PAGE + 2 * HEADS * (LATENT + ROPE))
+    return Cost(read, B * HEADS * LATENT * 2, 2 * B * HEADS * CONTEXT * (2 * LATENT + ROPE))
+
+
+def ssd_decode() -> list[Launch]:
+    """One token of each sequence; states in fp32."""
+    heads, width, groups, size = SSD
+    rows = (meta(B, heads, width), meta(B, heads), meta(B, groups, size), meta(B, groups, size))
+    states = meta(PAGES, heads * width * size, dtype=FP32)
+    return [ssd.decode_launch(rows, meta(heads, dtype=FP32), states, batch_of(LLAMA), meta(B, heads, width))]
+
+
+def delta_decode() -> list[Launch]:
+    """One token of each sequence; states in fp32."""
+    heads, _, key_dim, value_dim = DELTA
+    keys, values = [meta(B, heads, key_dim) for _ in range(2)], meta(B, heads, value_dim)
+    rows = (*keys, values, meta(B, heads, 1, dtype=FP32), meta(B, heads))
+    states = meta(PAGES, heads * key_dim * value_dim, dtype=FP32)
+    return [delta.decode_launch(rows, states, batch_of(LLAMA), meta(B, heads, value_dim))]
+
+
+def state_cost(elements: int, inputs: int, outputs: int) -> Cost:
+    """A state of fp32 read and written, a few numbers beside it; two products per element."""
+    return Cost(B * (4 * elements + 2 * inputs), B * (4 * elements + 2 * outputs), B * elements * 6)
+
+
+def page_scores() -> list[Launch]:
+    """Scores of all pages; bounds in fp32."""
+    bounds = tuple(meta(PAGES, LLAMA.kv_heads, LLAMA.dim, dtype=FP32) for _ in range(2))
+    out = meta(B, LLAMA.kv_heads, CONTEXT // PAGE, dtype=FP32)
+    return [scores.score_launch(meta(B, LLAMA.heads, LLAMA.dim), bounds, batch_of(LLAMA), PAGE, out)]
+
+
+def selected_decode() -> list[Launch]:
+    """Decode over chosen pages."""
+    query, chosen = meta(B, LLAMA.heads, LLAMA.dim), meta(B, LLAMA.kv_heads, CHOSEN, dtype=torch.int32)
+    which = (batch_of(LLAMA), chosen)
+    return selected.decode_launches(query, pages_of(LLAMA), which, Rules(LLAMA.dim**-0.5), torch.empty_like(query))
+
+
+def copies() -> list[Launch]:
+    """64 pages copied."""
+    buffer = pages_of(LLAMA).buffer
+    return [copy_launch(buffer, buffer, meta(64, 2, dtype=torch.int64))]
+
+
+def more_configs() -> list[Config]:
+    """Every configuration of this file."""
+    pages, row = CONTEXT // PAGE, row_bytes(LLAMA.kv_heads, LLAMA.dim, LLAMA.dim, "bf16")
+    heads, kv, dim = LLAMA.heads, LLAMA.kv_heads, LLAMA.dim
+    bounds = Cost(
+        B * (pages * (2 * kv * dim * 4 + 4) + 2 * heads * dim), B * kv * pages * 4, B * heads * pages * dim * 3
+    )
+    chosen = Cost(B * (CHOSEN * (PAGE * row + 8 * kv) + 2 * heads * dim), B * 2 * heads * dim,
+                  4 * B * heads * CHOSEN * PAGE * dim)  # fmt: skip
+    copied = 64 * PAGE * row
+    ssd_state, delta_state = SSD[0] * SSD[1] * SSD[3], DELTA[0] * DELTA[2] * DELTA[3]
+    small = SSD[0] * (SSD[1] + 1) + 2 * SSD[3], DELTA[0] * (2 * DELTA[2] + DELTA[3] + 2)
+    return [
+        config_of("mla-decode/deepseek-v3/bf16", lambda: mla_decode("bf16"), mla_cost("bf16")),
+        config_of("mla-decode/deepseek-v3/fp8_e4m3", lambda: mla_decode("fp8_e4m3"), mla_cost("fp8_e4m3")),
+        config_of("ssd-decode/mamba-2-2.7b/fp32", ssd_decode, state_cost(ssd_state, small[0], SSD[0] * SSD[1])),
+        config_of("delta-decode/qwen3-next/fp32", delta_decode, state_cost(delta_state, small[1], DELTA[0] * DELTA[3])),
+        config_of("page-scores/llama-3-8b/fp32", page_scores, bounds),
+        config_of("selected-decode/llama-3-8b/bf16", selected_decode, chosen),
+        config_of("copy-pages/llama-3-8b/bf16", copies, Cost(copied + 64 * 16, copied, 0)),
+    ]
