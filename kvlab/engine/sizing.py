@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvlab.plan.reserve import in_flight_reserve
 from kvlab.schedule import Limits
 from kvlab.specs.pools import PoolLayout
 from kvlab.specs.rollback import NOTHING_KEPT, RollbackPolicy
@@ -18,6 +20,8 @@ from kvlab.specs.units import human_bytes
 if TYPE_CHECKING:
     from kvlab.engine.engine import Engine
     from kvlab.engine.options import EngineOptions
+
+log = logging.getLogger("kvlab.engine")
 
 CPU_SHARE = 0.25  # of the free memory, when nothing is said: a laptop has other things to do
 GPU_SHARE = 0.85  # the rest is for activations
@@ -50,6 +54,9 @@ def pool_sizes(layout: PoolLayout, options: EngineOptions, limits: Limits, devic
     Raises:
         ValueError: both numbers, pages not one number for each pool, or too few bytes.
     """
+    for reserve in in_flight_reserve(layout.groups, limits.max_model_len, limits.max_batched_tokens):
+        if reserve.warning:
+            log.warning("%s", reserve.warning)
     if options.num_blocks is not None:
         if options.kv_bytes is not None:
             raise ValueError("kv_bytes and num_blocks: give one of them")

@@ -80,6 +80,9 @@ def fingerprint(engine: Engine) -> bytes:
         engine.limits.max_model_len, repr(engine.options.rollback),
     ]  # fmt: skip
     digest.update(json.dumps(facts).encode())
+    for layer, scales in sorted((engine.options.kv_scales or {}).items()):
+        for tensor in (scales.k, scales.v):
+            digest.update(f"scales {layer}".encode() + tensor.double().cpu().contiguous().numpy().tobytes())
     for name, tensor in sorted(decoder.weights.named.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
