@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": "size the cache of a model: bytes, sequences that fit, decode time",
     "generate": "run the engine on a prompt",
     "serve": "serve a model over HTTP, OpenAI-compatible, with /metrics",
+    "replay": "send a trace of requests to a server as it happened",
     "simulate": "run a trace on hardware you do not have",
     "parity": "compare the engine with transformers on a shrunken configuration",
     "bench": "measure the engine against transformers, both in one run",

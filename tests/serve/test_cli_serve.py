@@ -1,0 +1,48 @@
+"""`kvlab serve` as a process: it tells its address, answers, and ends on SIGTERM once its answers are out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import speaking
+from safetensors.torch import save_file
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(speaking.CONFIG))
+    save_file({name: tensor.float() for name, tensor in speaking.state().items()}, str(tmp_path / "model.safetensors"))
+    return tmp_path
+
+
+def test_process_serves_and_ends_on_sigterm(directory):
+    command = [sys.executable, "-m", "kvlab", "serve", "--model", str(directory), "--port", "0", "--json",
+               "--num-blocks", "33", "--served-name", "small"]  # fmt: skip
+    environment = os.environ | {"KVLAB_OPS": "reference", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        facts = json.loads(process.stdout.readline())
+        assert facts["url"].startswith("http://127.0.0.1:") and facts["model"] == "small"
+        body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "return_token_ids": True}).encode()
+        ask = urllib.request.Request(f"{facts['url']}/v1/completions", body, {"Content-Type": "application/json"})
+        answer = json.loads(urllib.request.urlopen(ask, timeout=30).read())
+        assert len(answer["choices"][0]["token_ids"]) == 4 and answer["choices"][0]["text"] == ""
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (0, -signal.SIGTERM)
+
+
+def test_taken_port_is_one_line(directory, capsys):
+    from kvlab.cli import main
+    from kvlab.serve.server import bind
+
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", "--model", str(directory), "--port", str(port)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"kvlab: port {port} on 127.0.0.1: ") and said.count("\n") == 1
