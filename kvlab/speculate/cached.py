@@ -94,7 +94,9 @@ class CachedProposer:
                     seen[request.request_id].append(q[j])
         return [self._draft(r, made, seen) for r in requests]
 
-    def observe(self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]]) -> None:
+    def observe(
+        self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]], picked: Sequence[Sequence[int]]
+    ) -> None:
         """Learns what became of its drafts from the requests themselves."""
 
     def retain(self, request_ids: set[str]) -> None:

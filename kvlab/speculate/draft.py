@@ -64,12 +64,15 @@ class Proposer(Protocol):
 
     needs_hidden: bool
 
-    def observe(self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]]) -> None:
+    def observe(
+        self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]], picked: Sequence[Sequence[int]]
+    ) -> None:
         """Hears what came of a step, before its requests are advanced.
 
         Args:
             hidden: what left the last layer [T, hidden], for proposers that have `needs_hidden`.
             certain: for each chunk the rows of the batch that hold certain tokens, from its start on.
+            picked: for each chunk the token that the model puts after its last known token and after each draft.
         """
 
     def retain(self, request_ids: set[str]) -> None:
@@ -86,7 +89,9 @@ class Stateless:
     needs_hidden = False
     kv_bytes = 0
 
-    def observe(self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]]) -> None:
+    def observe(
+        self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]], picked: Sequence[Sequence[int]]
+    ) -> None:
         """Learns nothing."""
 
     def retain(self, request_ids: set[str]) -> None:

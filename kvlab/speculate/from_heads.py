@@ -54,7 +54,9 @@ class MedusaProposer(Stateless):
         made = {r.request_id: logits[:, i] for i, r in enumerate(ready)}
         return [self._draft(r, n, made.get(r.request_id)) for r, n in zip(requests, counts, strict=True)]
 
-    def observe(self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]]) -> None:
+    def observe(
+        self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]], picked: Sequence[Sequence[int]]
+    ) -> None:
         """Keeps the feature at each request's last certain token."""
         assert hidden is not None, "features were asked for"
         features = _features(self.engine, hidden[[rows[-1] for rows in certain]])
@@ -155,7 +157,9 @@ class EagleProposer(CachedProposer):
                     fed.pending, fed.done = fed.pending[known - fed.done :], known
         return drafts
 
-    def observe(self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]]) -> None:
+    def observe(
+        self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]], picked: Sequence[Sequence[int]]
+    ) -> None:
         """Keeps the features of all certain tokens until the head has computed with them."""
         assert hidden is not None, "features were asked for"
         for chunk, rows in zip(step.chunks, certain, strict=True):

@@ -86,9 +86,11 @@ class Speculator:
         """What each sampling chunk got, with every state taken back to its verified tokens."""
         results: list[int | Verified | None] = []
         certain: list[list[int]] = []
+        every: list[Sequence[int]] = []
         at = row = 0
         for chunk in step.chunks:
             path: list[int] = []
+            own: Sequence[int] = ()
             known = row + chunk.count - len(chunk.drafts)
             if chunk.samples:
                 own = picked[at : at + 1 + len(chunk.drafts)]
@@ -97,8 +99,9 @@ class Speculator:
                 last = None if token < 0 else token
                 results.append(self._settle(chunk, path, last) if chunk.drafts else last)
             certain.append([*range(row, known), *(known + i for i in path)])
+            every.append(own)
             row += chunk.count
-        self.proposer.observe(step, self.engine.runner.hidden, certain)
+        self.proposer.observe(step, self.engine.runner.hidden, certain, every)
         return results
 
     def retain(self, request_ids: Iterable[str]) -> None:

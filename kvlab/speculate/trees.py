@@ -21,12 +21,24 @@ def check_branches(engine: Any) -> None:
         ValueError: names the part: anything but full attention, or pages of codes.
     """
     for layer, part in engine.spec.parts():
-        what = part.kind if part.kind != "full" else part.format.name if part.format.name not in PLAIN_FORMATS else ""
+        if part.kind == "shared":
+            continue  # it owns nothing, and whose entries it reads is another part of the model
+        plain = part.kind == "full" and part.format.name in PLAIN_FORMATS
+        what = "" if plain else part.format.name if part.kind == "full" else part.kind
         if what:
             raise ValueError(
                 f"branches: layer {layer} of {engine.model.name!r} keeps {what!r}; only full attention over pages in "
                 f"{', '.join(PLAIN_FORMATS)} takes trees of drafts, the others take chains"
             )
+
+
+def can_branch(engine: Any) -> bool:
+    """Whether every part of the engine's model takes trees of drafts."""
+    try:
+        check_branches(engine)
+    except ValueError:
+        return False
+    return True
 
 
 def product_tree(levels: Sequence[Sequence[tuple[int, float]]], count: int) -> Draft:

@@ -87,11 +87,11 @@ class Overheard:
         self.observe, self.propose = self.proposer.observe, self.proposer.propose
         self.proposer.observe, self.proposer.propose = self.on_observe, self.on_propose
 
-    def on_observe(self, step, hidden, certain):
+    def on_observe(self, step, hidden, certain, picked):
         for chunk, rows in zip(step.chunks, certain, strict=True):
             made = self.engine.model.decoder.final_norm(hidden[list(rows)]).float()
             self.features |= {chunk.start + i: feature for i, feature in enumerate(made)}
-        self.observe(step, hidden, certain)
+        self.observe(step, hidden, certain, picked)
 
     def on_propose(self, requests, counts):
         drafts = self.propose(requests, counts)
@@ -164,7 +164,7 @@ class PlantedTree:
             return [Draft()]
         return [Draft((wrong[0], right[0], wrong[1], right[1], right[2]), (-1, -1, 1, 1, 3))]
 
-    def observe(self, step, hidden, certain):
+    def observe(self, step, hidden, certain, picked):
         pass
 
     def retain(self, request_ids):
