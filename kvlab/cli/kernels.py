@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.save or args.json:
         from kvlab.lab.record import provenance
 
-        record = provenance("kvlab kernels --json", ("torch", "triton")) | {"rows": rows}
+        record = provenance("kvlab kernels --json", ("torch", "triton"))
+        record |= {"what": "the Triton kernels compiled ahead of time: what the compiled code says", "rows": rows}
         record["device"] = "none: compiled ahead of time"
         if args.save:
             RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

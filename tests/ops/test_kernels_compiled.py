@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.lab.kernels.cost import attention_cost
+from kvlab.lab.kernels.shapes import SHAPES
+
 pytest.importorskip("triton", reason="triton is for Linux only")
 
 PLANTED = Path(__file__).parent / "planted.py"
@@ -60,23 +63,7 @@ def test_a_product_without_matrix_units_is_seen() -> None:
 
 def test_a_configuration_of_every_kernel_has_bytes_and_operations() -> None:
     """Counted by hand for one: 8 sequences of 8,192 tokens, 8 KV heads of 128 keys and values in bf16."""
-    from kvlab.lab.kernels.cost import attention_cost
-
-    class Llama:
-        heads, kv_heads, dim, value_dim, fmt, window, chunk, batch, context, new = (
-            32,
-            8,
-            128,
-            0,
-            "bf16",
-            0,
-            0,
-            8,
-            8192,
-            1,
-        )
-
-    cost = attention_cost(Llama)
+    cost = attention_cost(SHAPES["llama-3-8b"])
     pages = 8 * 8192 * 2 * 8 * 128 * 2
     assert cost.read_bytes == pages + 8 * (512 * 4 + 32 * 128 * 2)
     assert cost.write_bytes == 8 * 32 * 128 * 2

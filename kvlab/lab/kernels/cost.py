@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from kvlab.lab.kernels.shapes import Shape
 from kvlab.plan.hardware import get_gpu
 from kvlab.specs.formats import get_format
 from kvlab.specs.layout import page_layout
@@ -45,8 +45,8 @@ def row_bytes(kv_heads: int, dim: int, value_dim: int, fmt: str) -> int:
     return page_layout(Attention(kv_heads, dim, value_dim, get_format(fmt)), PAGE).used_bytes // PAGE
 
 
-def attention_cost(shape: Any) -> Cost:
-    """Of decode, or of a prefill of `shape.new` tokens per sequence (`configs.Shape`), queries and results in bf16.
+def attention_cost(shape: Shape) -> Cost:
+    """Of decode, or of a prefill of `shape.new` tokens per sequence, queries and results in bf16.
 
     A query at the end of a chunk sees up to its window; pages are read once per sequence, which a kernel reaches only
     where a sequence's new tokens fit one block.
@@ -62,20 +62,20 @@ def attention_cost(shape: Any) -> Cost:
     return Cost(shape.batch * (kv + table + queries), shape.batch * results, shape.batch * flops)
 
 
-def _seen(shape: Any, position: int) -> int:
+def _seen(shape: Shape, position: int) -> int:
     low = max(0, position - shape.window + 1) if shape.window else 0
     low = max(low, position // shape.chunk * shape.chunk) if shape.chunk else low
     return position - low + 1
 
 
-def merge_cost(shape: Any, split: int) -> Cost:
+def merge_cost(shape: Shape, split: int) -> Cost:
     """Of the merge of a decode's partial results: fp32 results and sums of every split, bf16 results."""
     width, rows = shape.value_dim or shape.dim, shape.batch * shape.heads
     splits = -(-shape.context // split)
     return Cost(4 * rows * splits * (width + 1), 2 * rows * width, 2 * rows * splits * width)
 
 
-def write_cost(shape: Any) -> Cost:
+def write_cost(shape: Shape) -> Cost:
     """Of the cache write: bf16 keys and values, one row of angles each, and the codes that are stored."""
     width = shape.value_dim or shape.dim
     tokens = shape.batch * shape.new

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kvlab.lab.kernels.configs import PAGE, PAGES, SHAPES, Config, batch_of, config_of, meta, pages_of
+from kvlab.lab.kernels.configs import PAGE, PAGES, Config, batch_of, config_of, meta, pages_of
 from kvlab.lab.kernels.cost import Cost, row_bytes
+from kvlab.lab.kernels.shapes import SHAPES
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.copy_pages.triton_ import copy_launch
 from kvlab.ops.gated_delta import triton_ as delta
