@@ -90,12 +90,12 @@ class BlockPool:
             self.on_short(count)
         if count > self.num_free:
             raise ValueError(f"count {count}: only {self.num_free} blocks are free")
-        blocks = []
+        blocks, block, following, references = [], self._next[NULL_BLOCK], self._next, self.references
         for _ in range(count):
-            block = self._next[NULL_BLOCK]
-            self._unlink(block)
-            self.references[block] = 1
+            references[block] = 1
             blocks.append(block)
+            block = following[block]
+        following[NULL_BLOCK], self._prev[block] = block, NULL_BLOCK
         self.num_free -= count
         return blocks
 
@@ -128,11 +128,8 @@ class BlockPool:
             assert references[block] > 0, f"block {block} is freed more often than it was taken"
             references[block] -= 1
             if not references[block]:
-                if cached[block]:
-                    idle.append(block)
-                else:
-                    self._insert_after(NULL_BLOCK, block)
-                    released.append(block)
+                (idle if cached[block] else released).append(block)
+        self._put_first(released)
         self.num_free += len(released)
         self.num_idle += len(idle)
         if idle and self.on_idle:
@@ -140,15 +137,26 @@ class BlockPool:
         if released and self.on_free:
             self.on_free(released)
 
-    def uncache(self, block: int) -> None:
-        """The prefix cache has no more use for the block; one that nobody holds is free, and the next to be taken."""
-        self.cached[block] = 0
-        if not self.references[block]:
-            self.num_idle -= 1
-            self.num_free += 1
-            self._insert_after(NULL_BLOCK, block)
-            if self.on_free:
-                self.on_free([block])
+    def uncache(self, blocks: Sequence[int]) -> None:
+        """The prefix cache has no more use for the blocks; those that nobody holds are free, and the next to be taken."""
+        released, references, cached = [], self.references, self.cached
+        for block in blocks:
+            cached[block] = 0
+            if not references[block]:
+                released.append(block)
+        self._put_first(released)
+        self.num_idle -= len(released)
+        self.num_free += len(released)
+        if released and self.on_free:
+            self.on_free(released)
+
+    def _put_first(self, blocks: Sequence[int]) -> None:
+        """Links `blocks` into the front of the free list, the last of them first."""
+        following, before, first = self._next, self._prev, self._next[NULL_BLOCK]
+        for block in blocks:
+            following[block], before[first] = first, block
+            first = block
+        following[NULL_BLOCK], before[first] = first, NULL_BLOCK
 
     def free_blocks(self) -> Iterator[int]:
         """The free blocks in the order in which they will be handed out."""

@@ -125,12 +125,15 @@ class SectorPages:
             self.on_idle(idle)
         self._open_up(released)
 
-    def uncache(self, block: int) -> None:
-        """The prefix cache has no more use for the page; one that nobody holds is free."""
-        self.cached[block] = 0
-        if not self.references[block]:
-            self._count(block, 0, -1)
-            self._open_up([block])
+    def uncache(self, blocks: Sequence[int]) -> None:
+        """The prefix cache has no more use for the pages; those that nobody holds are free."""
+        released = []
+        for block in blocks:
+            self.cached[block] = 0
+            if not self.references[block]:
+                self._count(block, 0, -1)
+                released.append(block)
+        self._open_up(released)
 
     def _open_up(self, released: list[int]) -> None:
         """Puts free pages where the next to be taken are, and gives empty sectors back."""

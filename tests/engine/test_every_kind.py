@@ -10,6 +10,7 @@ import pytest
 import torch
 from kinds import KINDS, kind
 
+from kvlab.cache import PrefixOptions
 from kvlab.engine import Engine, SamplingParams
 from kvlab.engine.sampler import RowParams, sample
 from kvlab.plan.policies import PolicySettings, default_block_size, sequence_bytes
@@ -32,6 +33,7 @@ def random_options(rng, model):
         "page_seed": rng.choice([None, 1, 2]),
         "pad_to": rng.choice([1, 4]),
         "rollback": rng.choice(POLICIES),
+        "prefix": rng.choice([None, PrefixOptions("hash"), PrefixOptions("radix", checkpoint_tokens=5)]),
     }
     layout = pool_layout(model.spec, block_size, options["pools"])
     pages = layout.sequence_pages(PROMPT + OUTPUT, options["max_batched_tokens"], options["rollback"])

@@ -17,7 +17,7 @@ from hashlib import sha256
 
 from kvlab.cache.prefix.index import Column, Handle
 from kvlab.cache.prefix.keys import History
-from kvlab.cache.prefix.options import PrefixOptions
+from kvlab.cache.prefix.options import PrefixOptions, sha256_digest
 
 ROOT_DIGEST = sha256(b"kvlab prefix cache, root of every history").digest()
 """The same in every process, so that caches of several can be compared."""
@@ -62,11 +62,11 @@ class HashChain:
         collisions: times that a history could not be put in because another one has its digest.
     """
 
-    def __init__(self, columns: Sequence[Column], options: PrefixOptions) -> None:
+    def __init__(self, columns: Sequence[Column], options: PrefixOptions, size: int) -> None:
         self.columns, self._digest = tuple(columns), options.digest
         self.links: dict[bytes, Link] = {}
         self.collisions = 0
-        self._where: dict[int, Link] = {}
+        self._where: list[Link | None] = [None] * size
 
     def walk(self, history: History, units: int) -> LinkPath:
         """The longest known history, of at most `units` units, that `history` begins with."""
@@ -91,6 +91,11 @@ class HashChain:
         history.extend(units)
         parent, first = digests[-1] if digests else ROOT_DIGEST, len(digests)
         if history.plain == b"" and first:
+            if digest is sha256_digest:
+                for tokens in history.pieces[first:units]:
+                    parent = sha256(parent + tokens).digest()
+                    digests.append(parent)
+                return
             for tokens in history.pieces[first:units]:
                 parent = digest(parent + tokens)
                 digests.append(parent)
@@ -113,17 +118,23 @@ class HashChain:
         """The pages that the index has of the handle's next units; see `PrefixIndex.insert`."""
         first, count = handle.units, len(pages[0])
         self._extend(history, first + count)
-        tail, plain = handle.tail, history.plain
+        tail, plain, links, where = handle.tail, history.plain, self.links, self._where
+        single, base = len(pages) == 1, self.columns[0].base
         kept: list[list[int]] = []
-        for i, own in enumerate(map(list, zip(*pages, strict=True)), first):
-            digest, tokens = history.digests[i], history.pieces[i]
+        digests, pieces = history.digests[first:], history.pieces[first:]
+        # the pages of each unit
+        units = [[page] for page in pages[0]] if single else map(list, zip(*pages, strict=True))
+        for i, (digest, tokens, own) in enumerate(zip(digests, pieces, units, strict=False), first):
             extra = plain if i and plain is not None else history.extra(i)
-            link = self.links.get(digest)
+            link = links.get(digest)
             if link is None:
-                link = self.links[digest] = Link(digest, tail, tokens, extra, own)
+                link = links[digest] = Link(digest, tail, tokens, extra, own)
                 if tail:
                     tail.users += 1
-                self._note(link, own)
+                if not single:
+                    self._note(link, own)
+                elif own[0]:
+                    where[own[0] + base] = link
             elif link.before is not tail or link.tokens != tokens or link.extra != extra:
                 self.collisions += 1
                 handle.closed = True
@@ -133,7 +144,7 @@ class HashChain:
             kept.append(link.pages)
             tail = link
         self._stand(handle, tail, first + len(kept))
-        return [[one[c] for one in kept] for c in range(len(pages))]
+        return list(map(list, zip(*kept, strict=True))) if kept else [[] for _ in pages]
 
     def _note(self, link: Link, pages: Sequence[int]) -> None:
         for column, page in zip(self.columns, pages, strict=True):
@@ -168,14 +179,29 @@ class HashChain:
         """Forgets the handle."""
         self._stand(handle, None, 0)
 
-    def drop(self, item: int) -> None:
-        """Forgets a page, by its number among all pages of the manager."""
-        link = self._where.pop(item)
+    def drop(self, items: Sequence[int]) -> None:
+        """Forgets pages, by their numbers among all pages of the manager."""
+        where, links, single = self._where, self.links, len(self.columns) == 1
+        for item in items:
+            link = where[item]
+            where[item] = None
+            if single:
+                link.pages[0] = 0
+            else:
+                self._clear(link, item)
+            if not link.users and (single or not any(link.pages)):
+                del links[link.digest]
+                before = link.before
+                if before:
+                    before.users -= 1
+                    if not before.users and not before.pages[0]:
+                        self._prune(before)
+
+    def _clear(self, link: Link, item: int) -> None:
         for c, column in enumerate(self.columns):
             if link.pages[c] and link.pages[c] + column.base == item:
                 link.pages[c] = 0
-                break
-        self._prune(link)
+                return
 
     def _prune(self, link: Link | None) -> None:
         while link and not link.users and not any(link.pages):
@@ -186,7 +212,7 @@ class HashChain:
 
     def holds(self, item: int) -> bool:
         """Whether that page is in the index."""
-        return item in self._where
+        return self._where[item] is not None
 
     def entries(self) -> Iterator[tuple[int, bytes, int]]:
         """(page's number, bytes of its whole history, column) of every page in the index."""
@@ -216,7 +242,8 @@ class HashChain:
             behind[id(before)] = behind.get(id(before), 0) + 1
             assert any(link.pages) or link.users, "a link without pages, and nobody behind it or on it"
             for page, column in zip(link.pages, columns, strict=True):
-                assert not page or self._where.get(page + column.base) is link, f"page {page} is not in the index"
+                assert not page or self._where[page + column.base] is link, f"page {page} is not in the index"
         for link in self.links.values():
             assert link.users >= behind.get(id(link), 0), "a link is used by fewer than continue it"
-        assert len(self._where) == sum(1 for link in self.links.values() for page in link.pages if page)
+        pages = sum(1 for link in self.links.values() for page in link.pages if page)
+        assert pages == len(self._where) - self._where.count(None), "a page is in a link that is gone"

@@ -40,11 +40,10 @@ class Evicting:
 
     def evict(self, pool: int, count: int = 1) -> int:
         """How many pages of that pool of units were dropped, at most `count`, in the order of the policy."""
-        order, gone = self.orders[pool], 0
-        while gone < count and len(order):
-            self._drop(order.pop(), order)
-            gone += 1
-        return gone
+        order = self.orders[pool]
+        items = order.take(count)
+        self._drop(items, order)
+        return len(items)
 
     def _give_up(self, pool: Pages, units: int, count: int) -> None:
         while pool.num_free < count and self.evict(units):
@@ -54,10 +53,11 @@ class Evicting:
         """How many pages were dropped because nobody used them for too long; `now` is what later times are from."""
         self.now, gone = now, 0
         for order in self.orders:
-            for item in order.expired(now):
+            items = order.expired(now)
+            for item in items:
                 order.remove(item)
-                self._drop(item, order)
-                gone += 1
+            self._drop(items, order)
+            gone += len(items)
         return gone
 
     def clear(self) -> int:
@@ -82,18 +82,28 @@ class Evicting:
         pool, item = self.pools[group], page + self.columns[self.rules[group].columns[0]].base
         pool.touch([page])
         pool.cached[page] = 0
-        self.index.drop(item)
-        self.orders[self._layout.pool_of(group)].forget(item)
+        self.index.drop([item])
+        self.orders[self._layout.pool_of(group)].forget([item])
         self.version += 1
 
-    def _drop(self, item: int, order) -> None:
-        pool, page = self._page_of(item)
+    def _drop(self, items: Sequence[int], order: LeastRecent) -> None:
+        if not items:
+            return
         if self.on_evict:
-            self.on_evict(self._group_of(pool), page)
-        self.index.drop(item)
-        order.forget(item)
-        pool.uncache(page)
-        self.counters.evicted += 1
+            for item in items:
+                pool, page = self._page_of(item)
+                self.on_evict(self._group_of(pool), page)
+        self.index.drop(items)
+        if order.ranks:
+            order.forget(items)
+        if len(self._spaces) == 1:
+            self._spaces[0][1].uncache(items)
+        else:
+            for start, pool in self._spaces:
+                own = [item - start for item in items if start <= item < start + pool.num_blocks]
+                if own:
+                    pool.uncache(own)
+        self.counters.evicted += len(items)
         self.version += 1
 
     def cached_pages(self) -> Iterator[tuple[int, int]]:

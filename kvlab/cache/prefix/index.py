@@ -9,7 +9,7 @@ state after the unit. A column has no page where none was kept: behind a window,
     insert   the pages of its next units; where the index has pages of that history already, those are returned
     retreat  the request stands on fewer units
     release  the request is gone
-    drop     a page is evicted
+    drop     pages are evicted
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class PrefixIndex(Protocol):
     def release(self, handle: Handle) -> None:
         """Forgets the handle."""
 
-    def drop(self, item: int) -> None:
-        """Forgets a page, by its number among all pages of the manager."""
+    def drop(self, items: Sequence[int]) -> None:
+        """Forgets pages, by their numbers among all pages of the manager."""
 
     def holds(self, item: int) -> bool:
         """Whether that page is in the index."""

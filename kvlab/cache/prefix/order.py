@@ -14,7 +14,12 @@ from kvlab.cache.prefix.options import PrefixOptions
 
 
 class LeastRecent:
-    """Least recently used first; under "ttl" an item also goes when it was unused for that long."""
+    """Least recently used first; under "ttl" an item also goes when it was unused for that long.
+
+    `ranks`: whether anything but the time of the last use counts, so that `used`, `hit`, `inserted`, `forget` matter.
+    """
+
+    ranks = False
 
     def __init__(self, options: PrefixOptions) -> None:
         self.ttl = options.ttl if options.eviction == "ttl" else None
@@ -35,9 +40,10 @@ class LeastRecent:
         """`item` is in use, or gone."""
         del self._idle[item]
 
-    def pop(self) -> int:
-        """The item that goes; it is no longer here."""
-        return self._idle.popitem(last=False)[0]
+    def take(self, count: int) -> list[int]:
+        """The items that go, at most `count`; they are no longer here."""
+        pop = self._idle.popitem
+        return [pop(last=False)[0] for _ in range(min(count, len(self._idle)))]
 
     def expired(self, now: float) -> list[int]:
         """The items that were unused for too long, in the order in which they go; they are still here."""
@@ -59,12 +65,14 @@ class LeastRecent:
     def inserted(self, items: Sequence[int]) -> None:
         """The request that holds `items` has put something behind them."""
 
-    def forget(self, item: int) -> None:
-        """`item` is no longer cached."""
+    def forget(self, items: Sequence[int]) -> None:
+        """`items` are no longer cached."""
 
 
 class Ranked(LeastRecent):
     """Lowest rank first, then least recently used: a heap, in which entries of items that are in use again are stale."""
+
+    ranks = True
 
     def __init__(self, options: PrefixOptions) -> None:
         self.ttl = None
@@ -90,15 +98,18 @@ class Ranked(LeastRecent):
             self._heap = [entry for entry in self._heap if self._idle.get(entry[2]) == entry[1]]
             heapq.heapify(self._heap)
 
-    def pop(self) -> int:
-        while True:
+    def take(self, count: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < count and self._idle:
             _, number, item = heapq.heappop(self._heap)
             if self._idle.get(item) == number:
                 del self._idle[item]
-                return item
+                found.append(item)
+        return found
 
-    def forget(self, item: int) -> None:
-        self._rank.pop(item, None)
+    def forget(self, items: Sequence[int]) -> None:
+        for item in items:
+            self._rank.pop(item, None)
 
 
 class LeastFrequent(Ranked):

@@ -62,7 +62,8 @@ class PrefixCache(Evicting):
             self.columns += [Column(g, place, base[id(pools[g])]) for place in range(count)]
             columns = tuple(range(first, first + count))
             self.rules.append(GroupRule(g, group.retention, group.block_size, columns, self.unit, slack))
-        self.index = (RadixTree if options.design == "radix" else HashChain)(self.columns, options)
+        design = RadixTree if options.design == "radix" else HashChain
+        self.index = design(self.columns, options, sum(p.num_blocks for p in spaces))
         # of each pool of units, the pages in it that nobody holds
         self.orders = [eviction_order(options) for _ in layout.buffers]
         self.counters, self.version, self.now = Counters(), 0, 0.0
@@ -157,10 +158,11 @@ class PrefixCache(Evicting):
 
     def _used(self, rule: GroupRule, pages: Sequence[int], priority: int, hit: bool) -> None:
         base, order = self.columns[rule.columns[0]].base, self.orders[self._layout.pool_of(rule.group)]
-        items = [page + base for page in pages] if base else pages
-        order.used(items, priority)
-        if hit:
-            order.hit(items)
+        if order.ranks:
+            items = [page + base for page in pages]
+            order.used(items, priority)
+            if hit:
+                order.hit(items)
 
     def keep_after(self, request_id: str, computed: int) -> int | None:
         """The next length above `computed` after which the request's states are to be kept for others; None: none."""
@@ -212,7 +214,7 @@ class PrefixCache(Evicting):
                 mine, theirs = own[column], kept[column]
                 if mine != theirs:
                     self._adopt(rule, first, mine, theirs, tables, self.columns[column].place)
-                self._mark(rule, [page for page in theirs if page], standing.priority)
+                self._mark(rule, theirs, standing.priority)
 
     def _adopt(self, rule: GroupRule, first: int, mine, theirs, tables, place: int) -> None:
         """Takes the pages that the index has, in place of the request's own of the same tokens."""
@@ -226,20 +228,19 @@ class PrefixCache(Evicting):
                 pool.free([old])
                 self.counters.adopted += 1
 
-    def _mark(self, rule: GroupRule, pages: list[int], priority: int) -> None:
+    def _mark(self, rule: GroupRule, pages: Sequence[int], priority: int) -> None:
         """Notes that `pages` are cached."""
-        pool, new = self.pools[rule.group], []
-        cached = pool.cached
+        cached, new = self.pools[rule.group].cached, []
         for page in pages:
-            if not cached[page]:
+            if page and not cached[page]:
                 cached[page] = 1
                 new.append(page)
-        if pages:
-            self._used(rule, pages, priority, False)
-        if new:
-            self.counters.inserted += len(new)
+        self.counters.inserted += len(new)
+        order = self.orders[self._layout.pool_of(rule.group)]
+        if order.ranks:
             base = self.columns[rule.columns[0]].base
-            self.orders[self._layout.pool_of(rule.group)].inserted([page + base for page in new])
+            self._used(rule, [page for page in pages if page], priority, False)
+            order.inserted([page + base for page in new])
 
     def retreat(self, request_id: str, tokens: int) -> None:
         """The request goes back to its first `tokens` tokens, the ones behind them will be others."""

@@ -29,12 +29,13 @@ class RadixTree:
         evictable, protected: pages in nodes that nobody locks, and in locked ones.
     """
 
-    def __init__(self, columns: Sequence[Column], options: PrefixOptions) -> None:
+    def __init__(self, columns: Sequence[Column], options: PrefixOptions, size: int) -> None:
         self.columns = tuple(columns)
         self.roots: dict[bytes, Node] = {}
         self.evictable = self.protected = 0
-        self._where: dict[int, Node] = {}
-        self._depth: dict[int, int] = {}
+        # of every page, the node that has it, and how many units are before it
+        self._where: list[Node | None] = [None] * size
+        self._depth = empty(size)
 
     # finding
 
@@ -148,12 +149,14 @@ class RadixTree:
 
     def _note(self, node: Node, first: int) -> None:
         """Notes where the pages of `node` are, from unit `first` of it on, and counts them."""
+        live = 0
         for column, pages in zip(self.columns, node.pages, strict=True):
-            for at in range(first, node.units):
-                if pages[at]:
-                    item = pages[at] + column.base
-                    self._where[item], self._depth[item] = node, node.start + at
-                    self._count(node, 1)
+            base = column.base
+            for depth, page in enumerate(pages[first:], node.start + first):
+                if page:
+                    self._where[page + base], self._depth[page + base] = node, depth
+                    live += 1
+        self._count(node, live)
 
     def _fill(self, node: Node, pages: Sequence[Sequence[int]]) -> None:
         """Gives `node` the pages that it lacks."""
@@ -184,23 +187,38 @@ class RadixTree:
         node.units -= units
         upper.children[bytes(node.key[:width])] = node
         for column, pages in zip(self.columns, upper.pages, strict=True):
-            self._where.update((page + column.base, upper) for page in pages if page)
-            upper.live += len(pages) - pages.count(0)
+            for page in pages:
+                if page:
+                    self._where[page + column.base] = upper
+                    upper.live += 1
         node.live -= upper.live
         return upper
 
     # shrinking
 
-    def drop(self, item: int) -> None:
-        """Forgets a page, by its number among all pages of the manager."""
-        node, at = self._where.pop(item), self._depth.pop(item)
-        at -= node.start
+    def drop(self, items: Sequence[int]) -> None:
+        """Forgets pages, by their numbers among all pages of the manager."""
+        single, where, depth = len(self.columns) == 1, self._where, self._depth
+        for item in items:
+            node = where[item]
+            where[item], at, last = None, depth[item] - node.start, node.units - 1
+            ends = at == last and not node.locks and not node.children
+            if single and ends and last and node.pages[0][-2]:
+                # most pages go from the end of a leaf, and the one before has its own
+                del node.key[-(len(node.key) // node.units) :]
+                node.pages[0].pop()
+                node.units, node.live, self.evictable = last, node.live - 1, self.evictable - 1
+                continue
+            self._clear(node, at, item)
+            self._count(node, -1)
+            if ends:
+                self._prune(node)
+
+    def _clear(self, node: Node, at: int, item: int) -> None:
         for column, pages in zip(self.columns, node.pages, strict=True):
             if pages[at] and pages[at] + column.base == item:
                 pages[at] = 0
-                break
-        self._count(node, -1)
-        self._prune(node)
+                return
 
     def _prune(self, node: Node) -> None:
         """Takes units without pages off the end of `node`, and of those above it, where nobody is behind them."""
@@ -225,7 +243,7 @@ class RadixTree:
 
     def holds(self, item: int) -> bool:
         """Whether that page is in the index."""
-        return item in self._where
+        return self._where[item] is not None
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, parents before their children."""
@@ -258,7 +276,7 @@ class RadixTree:
             for column, pages in zip(columns, node.pages, strict=True):
                 assert len(pages) == node.units, "a node's columns are of different lengths"
                 for at, page in enumerate(pages):
-                    where = self._where.get(page + column.base), self._depth.get(page + column.base)
+                    where = self._where[page + column.base], self._depth[page + column.base]
                     assert not page or where == (node, node.start + at), f"page {page} is not where the index has it"
                     live += page != 0
             assert live == node.live, "a node's pages are miscounted"
@@ -274,4 +292,4 @@ class RadixTree:
             ends = node.locks or node.children or (node.units and any(pages[-1] for pages in node.pages))
             assert ends, "a node ends in units without pages that nobody needs"
         assert (evictable, protected) == (self.evictable, self.protected), "evictable or protected is miscounted"
-        assert evictable + protected == len(self._where) == len(self._depth), "a page is in no node"
+        assert evictable + protected == len(self._where) - self._where.count(None), "a page is in no node"

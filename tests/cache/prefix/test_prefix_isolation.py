@@ -22,7 +22,7 @@ def design(request):
 
 def first_digest(tokens=(1, 2, 3, 4), unit=0, **fields):
     history = History(array("i", tokens), 4, **fields)
-    index = HashChain([Column(0, 0, 0)], PrefixOptions())
+    index = HashChain([Column(0, 0, 0)], PrefixOptions(), 9)
     index.walk(history, len(tokens) // 4)
     return history.digests[unit]
 
@@ -97,7 +97,7 @@ def test_every_process_has_the_same_root_and_the_same_digests():
     code = (
         "from array import array; from kvlab.cache.prefix import History, PrefixOptions;"
         "from kvlab.cache.prefix.chain import HashChain; from kvlab.cache.prefix.index import Column;"
-        "h = History(array('i', [1, 2, 3, 4]), 4); HashChain([Column(0, 0, 0)], PrefixOptions()).walk(h, 1);"
+        "h = History(array('i', [1, 2, 3, 4]), 4); HashChain([Column(0, 0, 0)], PrefixOptions(), 9).walk(h, 1);"
         "print(h.digests[0].hex())"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -65,9 +65,9 @@ def test_what_was_evicted_leaves_no_hit_behind_it(design):
     """llm-d-inference-sim#705: with the first page gone, nothing behind it is a hit, and none is counted."""
     driver = Driver(design=design, num_blocks=4)
     driver.run("a", TEXT)
-    driver.prefix.index.drop(1)
+    driver.prefix.index.drop([1])
     driver.manager.pools[0].on_busy(1)
-    driver.manager.pools[0].uncache(1)
+    driver.manager.pools[0].uncache([1])
     assert driver.start("b", [*TEXT, 7][:12]) == 0
     assert driver.prefix.counters.hits == 0
 
@@ -145,7 +145,7 @@ def test_a_window_needs_its_last_pages_alone(design):
     # without the page of tokens 20 to 23 no run of two pages ends behind it, up to 20
     item = 6
     driver.prefix.orders[0].remove(item)
-    driver.prefix._drop(item, driver.prefix.orders[0])
+    driver.prefix._drop([item], driver.prefix.orders[0])
     driver.manager.check_invariants()
     assert driver.start("c", [*text, 1]) == 20
     assert driver.table("c") == [0, 0, 0, 4, 5]
@@ -158,7 +158,7 @@ def test_groups_agree_on_the_longest_length_that_all_have(design):
     base = driver.prefix.columns[1].base
     for page in (7, 6):  # the window's pages of tokens 20 to 27
         driver.prefix.orders[1].remove(base + page)
-        driver.prefix._drop(base + page, driver.prefix.orders[1])
+        driver.prefix._drop([base + page], driver.prefix.orders[1])
     hit = driver.manager.match(_request("b", [*text, 1]))
     assert driver.prefix.by_group(hit) == {"full": 28, "sliding7": 20}
     assert hit.tokens == 20 and list(hit.tables[1]) == [0, 0, 0, 4, 5]
