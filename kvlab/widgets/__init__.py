@@ -1,14 +1,14 @@
 """Widgets that run the same Python in a notebook's kernel and in the reader's browser.
 
-`live` is the mechanism (standard library only), `kernel` its Jupyter side; `explorer` and `step_through` are widgets.
-Importing this package imports neither anywidget nor torch; a widget does so when it is first asked for.
+`live` is the mechanism (standard library only), `kernel` its Jupyter side; the others are
+widgets. Importing this package imports neither anywidget nor torch; a widget does so when it is first asked for.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Explorer", "StepThrough", "explorer_state", "live_html"]
+__all__ = ["Explorer", "StepThrough", "TraceSimulator", "explorer_state", "live_html"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from kvlab.widgets.step_through import StepThrough
 
         return StepThrough
+    if name == "TraceSimulator":
+        from kvlab.widgets.simulator import TraceSimulator
+
+        return TraceSimulator
     if name == "explorer_state":
         from kvlab.plan.explore import explorer_state
 

@@ -13,12 +13,19 @@ from kvlab.widgets.live import answer, live_html
 
 FOLDER = Path(__file__).parent
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./parts\.mjs";\n', re.M)
+_CSS_IMPORT = re.compile(r'^@import "([a-z_]+\.css)";\n', re.M)
 
 
 def front_end(name: str) -> str:
     """The module `<name>.mjs` as one text: a notebook cannot resolve its import of `parts.mjs`, a page can."""
     shared = (FOLDER / "parts.mjs").read_text(encoding="utf-8").replace("export function", "function")
     return _IMPORT.sub(lambda _: shared, (FOLDER / f"{name}.mjs").read_text(encoding="utf-8"))
+
+
+def style(name: str) -> str:
+    """The style sheet `<name>.css` as one text, its imports inlined as in `front_end`."""
+    text = (FOLDER / f"{name}.css").read_text(encoding="utf-8")
+    return _CSS_IMPORT.sub(lambda found: (FOLDER / found[1]).read_text(encoding="utf-8"), text)
 
 
 class LiveWidget(anywidget.AnyWidget):

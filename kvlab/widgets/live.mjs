@@ -28,6 +28,7 @@ class Python {
           this.report({ phase: "ready", version: data.version });
           resolve();
         } else if (data.type === "reply") this.settle(data.reply);
+        else if (data.type === "told") this.pass(data.told);
         else this.fail(data.error);
       };
       worker.onerror = (event) => worker === this.worker && this.fail(event.message ?? "the worker did not start");
@@ -38,10 +39,10 @@ class Python {
     this.ready.catch(() => {});
   }
 
-  async request(widget, message) {
+  async request(widget, message, told) {
     if (!this.worker) this.start();
     const key = this.next++;
-    const reply = new Promise((resolve) => this.waiting.set(key, { resolve, id: message.id }));
+    const reply = new Promise((resolve) => this.waiting.set(key, { resolve, id: message.id, told }));
     try {
       await this.ready;
       this.worker?.postMessage({ type: "message", widget, message: { ...message, id: key } });
@@ -55,6 +56,11 @@ class Python {
     const entry = this.waiting.get(reply.id);
     this.waiting.delete(reply.id);
     entry?.resolve({ ...reply, id: entry.id });
+  }
+
+  pass(told) {
+    const entry = this.waiting.get(told.id);
+    entry?.told?.({ ...told, id: entry.id });
   }
 
   end(status, error) {
@@ -94,7 +100,9 @@ class PageModel {
   }
   emit(event, ...args) { for (const handler of this.handlers.get(event) ?? []) handler(...args); }
   async send(message) {
-    this.emit("msg:custom", await this.python.request(this.values.widget, message));
+    if (message.kind === "cancel") return this.python.stop();
+    const told = (progress) => this.emit("msg:custom", progress);
+    return this.emit("msg:custom", await this.python.request(this.values.widget, message, told));
   }
 }
 

@@ -18,11 +18,19 @@ from typing import Any
 WIDGETS: dict[str, str] = {
     "explorer": "kvlab.plan.explore:explorer_state",
     "step_through": "kvlab.schedule.story:story_state",
+    "simulator": "kvlab.simulate.page:simulate_state",
 }
 """name -> "module:function" of each live widget's compute function; later chapters add theirs here."""
 
 
-def compute_function(widget: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+TELLING = ("simulator",)
+"""Widgets that take a while: their function has a second argument, `tell(done, of, text)`. What it says reaches the
+front end as `{"kind": "progress", "id": n, "done": ..., "of": ..., "text": "..."}`; answering true ends the work early."""
+
+Tell = Callable[[int, int, str], object]
+
+
+def compute_function(widget: str) -> Callable[..., dict[str, Any]]:
     """The function that computes the state of `widget`.
 
     Raises:
@@ -34,7 +42,7 @@ def compute_function(widget: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return getattr(importlib.import_module(module), function)
 
 
-def answer(widget: str, message: dict[str, Any]) -> dict[str, Any]:
+def answer(widget: str, message: dict[str, Any], tell: Tell | None = None) -> dict[str, Any]:
     """The reply to one `compute` message, as in the module's docstring. Bad input becomes an error reply.
 
     Only ValueError and OSError, which carry a sentence for people, are turned into replies as they are; any
@@ -47,16 +55,17 @@ def answer(widget: str, message: dict[str, Any]) -> dict[str, Any]:
         params = message.get("params")
         if not isinstance(params, dict):
             raise ValueError(f"params {params!r}: must be an object of settings")
-        return {**reply, "ok": True, "state": compute_function(widget)(params)}
+        more = (tell,) if widget in TELLING else ()
+        return {**reply, "ok": True, "state": compute_function(widget)(params, *more)}
     except (ValueError, OSError) as error:
         return {**reply, "ok": False, "error": str(error)}
     except Exception as error:  # a reader must see that it broke, not a widget that stands still
         return {**reply, "ok": False, "error": f"internal error, {type(error).__name__}: {error}"}
 
 
-def answer_json(widget: str, message: str) -> str:
+def answer_json(widget: str, message: str, tell: Tell | None = None) -> str:
     """`answer` with JSON text on both sides: the form that crosses from the worker's JavaScript."""
-    return json.dumps(answer(widget, json.loads(message)), allow_nan=False)
+    return json.dumps(answer(widget, json.loads(message), tell), allow_nan=False)
 
 
 _MOUNT = """<div class="kvlab-live" data-kvlab-widget="{name}">

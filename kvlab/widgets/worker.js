@@ -2,6 +2,7 @@
 // in:  {type: "start", root}              root: URL of the book's _static/ folder
 //      {type: "message", widget, message} as in kvlab/widgets/live.py
 // out: {type: "progress", step, steps, text} · {type: "ready", version} · {type: "reply", reply} · {type: "failed", error}
+//      {type: "told", told: {kind: "progress", id, done, of, text}} while a long answer is being worked out
 let answer = null;
 
 const steps = 3;
@@ -28,7 +29,11 @@ answer_json
 onmessage = async ({ data }) => {
   try {
     if (data.type === "start") await start(data.root);
-    else postMessage({ type: "reply", reply: JSON.parse(answer(data.widget, JSON.stringify(data.message))) });
+    else {
+      const { id } = data.message;
+      const tell = (done, of, text) => { postMessage({ type: "told", told: { kind: "progress", id, done, of, text } }); };
+      postMessage({ type: "reply", reply: JSON.parse(answer(data.widget, JSON.stringify(data.message), tell)) });
+    }
   } catch (error) {
     postMessage({ type: "failed", error: String(error.message ?? error) });
   }

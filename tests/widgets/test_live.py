@@ -58,7 +58,7 @@ def test_the_workers_form_is_json_text_on_both_sides() -> None:
 
 
 def test_an_unknown_widget_is_refused_when_the_page_is_made() -> None:
-    with pytest.raises(ValueError, match="widget 'nothing': must be one of explorer, step_through"):
+    with pytest.raises(ValueError, match="widget 'nothing': must be one of explorer, step_through, simulator"):
         live.live_html("nothing", {}, {}, "")
 
 
