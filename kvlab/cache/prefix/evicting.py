@@ -73,7 +73,7 @@ class Evicting:
             if pool.cached[page] and not pool.references[page]:
                 item = page + self.columns[self.rules[group].columns[0]].base
                 order.remove(item)
-                self._drop(item, order)
+                self._drop([item], order)
                 gone += 1
         return gone
 
