@@ -1,4 +1,5 @@
-"""kvlab bench: the engine and transformers on the same requests; prefix caching against the bare hash chain."""
+"""kvlab bench: the engine and transformers on the same requests; prefix caching against the bare hash chain;
+decode attention over pages against contiguous memory."""
 
 from __future__ import annotations
 
@@ -10,23 +11,23 @@ HELP = "measure the engine against transformers, both in one run"
 SCENARIOS = ("single", "mixed", "continuous", "long")
 RESULT = Path("book/results/bench_engine.json")
 PREFIX_RESULT = Path("book/results/bench_prefix.json")
+ATTENTION_RESULT = Path("book/results/bench_attention.json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `kvlab bench`."""
     parser.add_argument(
         "what",
-        choices=["engine", "prefix"],
-        help="engine: tokens per second of whole requests; prefix: microseconds a page of bookkeeping",
+        choices=["engine", "prefix", "attention"],
+        help="engine: tokens per second of whole requests; prefix: microseconds a page of bookkeeping; "
+        "attention: pages over contiguous memory, 8 and 4 bits against fp32",
     )
     parser.add_argument("--against", choices=["transformers"], default="transformers", help="the other side")
     parser.add_argument("--model", help="directory, .gguf file or hub id (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each load (default: 2 to 5)")
     parser.add_argument("--only", metavar="LOADS", help=f"some of {','.join(SCENARIOS)}, separated by commas")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument(
-        "--save", action="store_true", help=f"write {RESULT} or {PREFIX_RESULT} (run from the checkout)"
-    )
+    parser.add_argument("--save", action="store_true", help=f"write {RESULT} or its like (run from the checkout)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.what == "prefix":
         return _prefix(args)
+    if args.what == "attention":
+        return _attention(args)
     only = tuple(args.only.split(",")) if args.only else SCENARIOS
     from kvlab.lab import bench_engine
 
@@ -54,4 +57,14 @@ def _prefix(args: argparse.Namespace) -> int:
     if args.save:
         PREFIX_RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1) if args.json else bench_prefix.report(record))
+    return 0
+
+
+def _attention(args: argparse.Namespace) -> int:
+    from kvlab.lab import bench_attention
+
+    record = bench_attention.run_bench(args.repeats or 7, args.only.split(",") if args.only else ())
+    if args.save:
+        ATTENTION_RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=1) if args.json else bench_attention.report(record))
     return 0
