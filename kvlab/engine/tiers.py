@@ -15,6 +15,7 @@ from kvlab.engine.tiers_disk import DiskStore
 from kvlab.engine.tiers_memory import HostMemory
 from kvlab.plan.timing import attention_operations
 from kvlab.schedule.policy import SwapCosts
+from kvlab.specs.units import parse_bytes
 
 if TYPE_CHECKING:
     from kvlab.engine.engine import Engine
@@ -25,7 +26,7 @@ class TierOptions:
     """Memory below the pool.
 
     Attributes:
-        host_bytes: of host memory, pinned on CUDA, for preempted requests and saved prefixes.
+        host_bytes: of host memory (a text such as "2GiB" will do), pinned on CUDA, for preempted requests and saved prefixes.
         disk_dir: a directory for saved prefixes, which survive there; None: no disk tier.
         disk_bytes: of all its files.
         save_prefixes: whether requests that end leave their pages for later ones.
@@ -34,14 +35,17 @@ class TierOptions:
         ValueError: a size that is not positive, a path that is no directory, a size without a directory.
     """
 
-    host_bytes: int
+    host_bytes: int | str
     disk_dir: str | Path | None = None
-    disk_bytes: int | None = None
+    disk_bytes: int | str | None = None
     save_prefixes: bool = True
 
     def __post_init__(self) -> None:
         for name in ("host_bytes", "disk_bytes"):
             value = getattr(self, name)
+            if isinstance(value, str):
+                value = parse_bytes(value)
+                object.__setattr__(self, name, value)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: must be positive")
         if (self.disk_dir is None) != (self.disk_bytes is None):

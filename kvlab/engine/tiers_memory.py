@@ -73,12 +73,35 @@ class HostMemory:
     def _copy(self, moves: Sequence[Move], down: bool) -> None:
         for group in sorted({g for g, _, _ in moves}):
             own = [(page, slot) for g, page, slot in moves if g == group]
+            if self._stream is None:
+                self._copy_here(group, own, down)
+                continue
             for i in range(0, len(own), BATCH_PAGES):
                 pages, slots = zip(*own[i : i + BATCH_PAGES], strict=True)
-                if down:
-                    self._down(group, pages, slots)
-                else:
-                    self._up(group, pages, slots)
+                (self._down if down else self._up)(group, pages, slots)
+
+    def _copy_here(self, group: int, moves: Sequence[tuple[int, int]], down: bool) -> None:
+        """Copies where the pool is host memory too: for each layer, runs of pages whose places follow one another."""
+        size = self.slots.page_bytes[group]
+        for page, offset, count in self._runs(group, moves):
+            start = 0
+            for rows in self.storage.rows(group):
+                width, own = rows.shape[1], rows.narrow(0, page, count)
+                place = self.buffer.as_strided((count, width), (size, 1), offset + start)
+                (place if down else own).copy_(own if down else place)
+                start += width
+
+    def _runs(self, group: int, moves: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """(first page, its place in the buffer, how many) of pages that lie side by side here and there."""
+        runs: list[tuple[int, int, int]] = []
+        size = self.slots.page_bytes[group]
+        for page, slot in sorted(moves):
+            offset = self.slots.offset(group, slot)
+            if runs and (page, offset) == (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2] * size):
+                runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
+            else:
+                runs.append((page, offset, 1))
+        return runs
 
     def _down(self, group: int, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Gathers a page's bytes from the buffers of all layers on the device, then sends each page in one piece."""
@@ -88,6 +111,7 @@ class HostMemory:
             self._slot(group, slot).copy_(page, non_blocking=True)
 
     def _up(self, group: int, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """The way back: each page in one piece into a buffer on the device, from there to all layers."""
         staged = torch.empty(len(pages), self.slots.page_bytes[group], dtype=torch.uint8, device=self.device)
         for page, slot in zip(staged, slots, strict=True):
             page.copy_(self._slot(group, slot), non_blocking=True)

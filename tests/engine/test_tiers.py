@@ -203,3 +203,30 @@ def test_options_that_cannot_be(options, message):
 def test_host_memory_smaller_than_a_page_is_refused():
     with pytest.raises(ValueError, match="host_bytes 8: one page takes"):
         engine_of(kind("full"), tiers=TierOptions(8))
+
+
+@pytest.mark.parametrize("pools", ["per_kind", "unified", "sectors"])
+def test_both_ways_of_copying_move_the_same_bytes(pools):
+    """On CUDA pages are gathered on the device and sent whole; here layer by layer in runs. Same slots, same bytes."""
+    engine = engine_of(kind("delta"), tiers=TierOptions(HOST), pools=pools, num_blocks=9, max_batched_tokens=2)
+    memory = engine.tiers.copier
+    generator = torch.Generator().manual_seed(0)
+    moves = []
+    for g, pool in enumerate(engine.cache.pools):
+        for rows in engine.storage.rows(g):
+            rows.copy_(torch.randint(256, rows.shape, generator=generator, dtype=torch.uint8))
+        pages = list(range(pool.pages_per_unit, min(pool.num_blocks, pool.pages_per_unit + 5)))
+        moves += [(g, page, engine.tiers.slots.take(g)) for page in pages[:2] + pages[:1:-1]]
+    memory.start(moves, True)
+    runs = [bytes(memory.memory(g, slot)) for g, _, slot in moves]
+    memory.buffer.zero_()
+    for g, page, slot in moves:
+        memory._down(g, [page], [slot])
+    assert [bytes(memory.memory(g, slot)) for g, _, slot in moves] == runs
+    before = {g: [rows.clone() for rows in engine.storage.rows(g)] for g, _, _ in moves}
+    for back in (lambda: memory.start(moves, False), lambda: [memory._up(g, [p], [s]) for g, p, s in moves]):
+        for g, page, _ in moves:
+            for rows in engine.storage.rows(g):
+                rows[page] = 0
+        back()
+        assert all(torch.equal(a, b) for g in before for a, b in zip(before[g], engine.storage.rows(g), strict=True))
