@@ -131,6 +131,10 @@ class SegmentViews:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.segments[name]
 
+    def width(self, name: str) -> int:
+        """Values of a row of segment `name`; packed codes are fewer elements than that."""
+        return self.layout[name].width
+
     @property
     def block_size(self) -> int:
         """Entries per page."""

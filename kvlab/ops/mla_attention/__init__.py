@@ -34,7 +34,7 @@ def mla_attention(
         ValueError: widths that do not fit one another.
     """
     _check(query, up, views)
-    out = query.new_zeros(*query.shape[:2], up.shape[1] - (query.shape[2] - views["rope"].shape[-1]))
+    out = query.new_zeros(*query.shape[:2], up.shape[1] - (query.shape[2] - views.width("rope")))
     if backend(query) == "reference":
         reference.mla_attention(query, up, views, batch, scale, out)
         return out
@@ -62,7 +62,7 @@ def _decodes(
 
 
 def _check(query: torch.Tensor, up: torch.Tensor, views: SegmentViews) -> None:
-    latent, rope = views["latent"].shape[-1], views["rope"].shape[-1]
+    latent, rope = views.width("latent"), views.width("rope")
     if up.shape[2] != latent:
         raise ValueError(f"up of {up.shape[2]} columns: the pages hold latents of {latent} values")
     if query.shape[1] != up.shape[0] or not query.shape[2] - rope < up.shape[1]:

@@ -28,7 +28,7 @@ def selected_attention(
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     table = batch.block_table[rows_to_sequences(batch)]  # [T, width]
-    out = query.new_zeros(*query.shape[:2], up.shape[1] - (query.shape[2] - views["rope"].shape[-1]))
+    out = query.new_zeros(*query.shape[:2], up.shape[1] - (query.shape[2] - views.width("rope")))
     for first in range(0, len(query), QUERY_BLOCK):
         rows = slice(first, first + QUERY_BLOCK)
         latents, rope, live = pick(views, table[rows], chosen[rows], dtype)
