@@ -79,7 +79,7 @@ def run_bench(repeats: int = 9, cached: tuple[int, ...] = CACHED) -> dict[str, A
                 rows.append(_measure(rng, design, held, repeats, pages))
     finally:
         gc.enable()
-    return provenance("kvlab bench prefix --json", ()) | {
+    return {"what": "Bookkeeping of prefix caching in pure Python"} | provenance("kvlab bench prefix --json", ()) | {
         "page_tokens": PAGE, "prompt_tokens": TOKENS, "repeats": repeats, "unit": "microseconds a page",
         "targets": TARGETS, "rows": rows, "ratios": ratios(rows),
     }  # fmt: skip

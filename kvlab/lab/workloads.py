@@ -55,7 +55,7 @@ class _Text:
 
     def tokens(self, count: int) -> list[int]:
         """`count` random token ids."""
-        return [self.rng.randrange(VOCAB) for _ in range(count)]
+        return self.rng.choices(range(VOCAB), k=count)
 
     def around(self, mean: int) -> int:
         """A length from half of `mean` to one and a half."""
@@ -70,7 +70,7 @@ def system_prompt(*, system: int = 1024, users: int = 100, question: int = 60, o
     return Workload("system prompt", tuple(turns), _parameters(locals()))
 
 
-def rag(*, requests: int = 100, passages: int = 400, retrieved: int = 8, passage: int = 1024, system: int = 200,
+def rag(*, requests: int = 60, passages: int = 400, retrieved: int = 8, passage: int = 1024, system: int = 200,
         question: int = 60, output: int = 128, skew: float = 1.0, seed: int = 0):  # fmt: skip
     """Questions behind `retrieved` passages, the most popular ones more often, in the order of their scores.
 
@@ -141,7 +141,7 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
 def answer(turn: Turn) -> list[int]:
     """The tokens that the model says to a turn: the same ones whenever it is asked the same."""
     rng = random.Random(zlib.crc32(array("i", turn.prompt)))
-    return [rng.randrange(VOCAB) for _ in range(turn.output)]
+    return rng.choices(range(VOCAB), k=turn.output)
 
 
 def _parameters(names: dict) -> dict[str, int | float]:
@@ -167,7 +167,7 @@ def _reordered(turn: Turn, rng: random.Random) -> Turn:
 
 
 def _drawn(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(VOCAB) for _ in range(count)]
+    return rng.choices(range(VOCAB), k=count)
 
 
 BREAKERS: dict[str, Callable[[Turn, random.Random], Turn]] = {
@@ -230,32 +230,54 @@ class Reuse:
         return self.hits / self.queries if self.queries else 0.0
 
 
-def replay(workload: Workload, model: ModelSpec, prefix: PrefixOptions, pages: int | None = None, block_size: int = 16):
-    """The `Reuse` of serving the requests of `workload` one after the other from a pool of `pages` pages.
-
-    None is a pool in which nothing is ever evicted.
-    """
+def cache_for(
+    workload: Workload, model: ModelSpec, prefix: PrefixOptions, pages: int | None = None, block_size: int = 16
+) -> KVCacheManager:
+    """A cache with `pages` pages for each group of `model`'s layers; None: so many that nothing is ever evicted."""
     layout = lay_out(group_parts(model, block_size))
     longest = max(len(turn.prompt) + turn.output for turn in workload.turns)
     every = sum(cdiv(len(turn.prompt) + turn.output, block_size) + 3 for turn in workload.turns)
     count = (every if pages is None else pages) + 1
-    cache = KVCacheManager(layout, [count] * len(layout.buffers), longest, prefix=prefix)
-    peak = 0
+    return KVCacheManager(layout, [count] * len(layout.buffers), longest, prefix=prefix)
+
+
+def serve(cache: KVCacheManager, workload: Workload) -> tuple[list[int], int]:
+    """(prompt tokens found by each request, pages held and cached at the most), served one after the other.
+
+    Raises:
+        ValueError: a request does not fit the cache.
+    """
+    hits, peak = [], 0
     for i, turn in enumerate(workload.turns):
         request = Request(str(i), turn.prompt, SamplingParams(), salt=turn.salt)
-        hit = cache.match(request)
-        if not cache.has_room(len(turn.prompt) + turn.output, hit=hit):
-            raise ValueError(f"pages {pages}: request {i} of {len(turn.prompt) + turn.output} tokens does not fit")
+        hit, tokens = cache.match(request), len(turn.prompt) + turn.output
+        if not cache.has_room(tokens, hit=hit):
+            raise ValueError(f"pages: request {i} of {tokens} tokens does not fit")
         cache.allocate(request.request_id, hit.tokens, hit=hit)
+        hits.append(hit.tokens)
         _grow(cache, request, hit.tokens)
         request.tokens.extend(answer(turn))
         _grow(cache, request, len(turn.prompt))
         peak = max(peak, sum(pool.num_held + pool.num_idle for pool in cache.unit_pools))
         cache.free(request.request_id)
         cache.forget(request.request_id)
-    counters, per_token = cache.prefix.counters, model.bytes_per_token
-    missed = counters.queries - counters.hits
-    return Reuse(counters.queries, counters.hits, missed * per_token, counters.hits * per_token, peak, counters.evicted)
+    return hits, peak
+
+
+def replay(
+    workload: Workload, model: ModelSpec, prefix: PrefixOptions, pages: int | None = None, block_size: int = 16
+) -> Reuse:
+    """What a cache as of `cache_for` saves when it serves the requests of `workload` one after the other.
+
+    Raises:
+        ValueError: a request does not fit the cache.
+    """
+    cache = cache_for(workload, model, prefix, pages, block_size)
+    hits, peak = serve(cache, workload)
+    queries, per_token = workload.prompt_tokens, model.bytes_per_token
+    found = sum(hits)
+    evicted = cache.prefix.counters.evicted
+    return Reuse(queries, found, (queries - found) * per_token, found * per_token, peak, evicted)
 
 
 def _grow(cache: KVCacheManager, request: Request, computed: int) -> None:
