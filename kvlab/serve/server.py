@@ -15,7 +15,7 @@ from kvlab.serve.limits import ServerLimits
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens at `host`:`port`; port 0 is a free one.
+    """A socket that listens at `host`:`port`; port 0 is a free one. Calls wait in it until a server takes them.
 
     Raises:
         OSError: the port is taken, or not ours to take.
@@ -25,6 +25,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
+        sock.listen(128)
     except OSError as error:
         sock.close()
         raise OSError(f"port {port} on {host}: {error.strerror or error}") from error
