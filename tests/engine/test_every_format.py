@@ -87,7 +87,7 @@ def test_groups_beside_windows(name, kv_dtype, small_groups):
 
 
 def test_keys_before_rotation_need_a_rotation_that_is_known(small_groups):
-    with pytest.raises(ValueError, match="how layer 2 rotates its keys is not known"):
+    with pytest.raises(ValueError, match="how layer 1 rotates its keys is not known"):
         Engine(kind("shared").model, kv_dtype="kvquant3", num_blocks=9, block_size=4)
 
 

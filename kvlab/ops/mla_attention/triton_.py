@@ -26,7 +26,7 @@ def decodes(
 ) -> None:
     """As `absorbed.decodes`; a padded sequence gives zeros."""
     count = batch.num_decodes
-    inner, turned = enter(query[:count], up, views["rope"].shape[-1])
+    inner, turned = enter(query[:count], up, views.width("rope"))
     seen = torch.empty_like(inner)
     for launch in decode_launches((inner, turned), views, batch, scale, seen):
         launch.run()
