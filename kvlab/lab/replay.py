@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,5 +197,6 @@ class Replay:
 def replay(
     trace: Trace, options: ReplayOptions, progress: Callable[[int, int, int], object] | None = None
 ) -> dict[str, Any]:
-    """What the trace came to on a server: see `Replay`. Not to be called inside an asyncio loop."""
-    return asyncio.run(Replay(trace, options, progress).run())
+    """What the trace came to on a server: see `Replay`. In a thread of its own: a notebook has a loop running."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, Replay(trace, options, progress).run()).result()
