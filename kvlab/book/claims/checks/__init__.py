@@ -4,7 +4,7 @@ Each calls the planner, the specs or the counts; none has a formula of its own b
 comparison of other checks.
 """
 
-from kvlab.book.claims.checks import mechanisms, memory, plans, relations, shapes
+from kvlab.book.claims.checks import mechanisms, memory, plans, prefixes, relations, shapes
 from kvlab.book.claims.checks.registry import CHECKS, Value, describe, run
 
-__all__ = ["CHECKS", "Value", "describe", "mechanisms", "memory", "plans", "relations", "run", "shapes"]
+__all__ = ["CHECKS", "Value", "describe", "mechanisms", "memory", "plans", "prefixes", "relations", "run", "shapes"]
