@@ -17,6 +17,7 @@ import kvlab
 COMMANDS = {
     "doctor": "what this machine has, and what will run where",
     "plan": "size the cache of a model: bytes, sequences that fit, decode time",
+    "formats": "storage formats of the cache: nominal and real bits, and what each loses",
     "generate": "run the engine on a prompt",
     "serve": "serve a model over HTTP, OpenAI-compatible, with /metrics",
     "replay": "send a trace of requests to a server as it happened",

@@ -1,0 +1,40 @@
+"""What `kvlab formats` counts and measures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvlab.lab.format_report import bits_per_value, planted, relative_error, stored_again
+from kvlab.specs.formats import FORMATS
+
+
+@pytest.mark.parametrize(
+    ("name", "real"),
+    [("bf16", 16.0), ("int8", 8.5), ("int4", 4.5), ("int4_g32", 5.0), ("nvfp4", 4.5), ("mxfp4", 4.25), ("kivi2", 3.0),
+     ("int3_had", 3.5)],
+)  # fmt: skip
+def test_real_bits_at_64_values_a_head(name: str, real: float) -> None:
+    assert bits_per_value(name, 3, 64)[0] == real
+    assert bits_per_value(name, 3, 64)[1] >= real
+
+
+def test_padding_of_short_rows_is_counted() -> None:
+    """Rows of 24 bytes are padded to 32: int3 takes no less room in a page than int4 at 64 values."""
+    assert bits_per_value("int3_had", 3, 64)[1] == bits_per_value("int4_had", 3, 64)[1] == 4.5
+
+
+def test_more_bits_lose_less_and_every_lossy_format_loses_something() -> None:
+    rows = planted()
+    error = {n: relative_error(rows, stored_again(n, rows, rows)[0]) for n in FORMATS if n != "fp64"}
+    assert error["fp32"] == 0.0
+    assert all(error[n] > 0 for n in error if n != "fp32")
+    assert error["fp16"] < error["bf16"] < error["int8"] < error["int4"]
+    assert error["kivi4"] < error["kivi2"] and error["fp8_e4m3"] < error["fp8_e5m2"]
+
+
+def test_groups_give_back_whole_groups_only() -> None:
+    rows = planted(tokens=70)
+    key, value = stored_again("kivi4", rows, rows)
+    assert key.shape == value.shape == (64, 2, 64)
+    assert relative_error(rows, torch.zeros(64, 2, 64)) == pytest.approx(1.0)
