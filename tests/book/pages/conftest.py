@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -71,58 +71,90 @@ def chromium() -> Iterator[object]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def open_page(chromium: object, site: str) -> Callable[..., Visit]:
-    """Opens a page of the book with `width`, `theme` and `javascript`; records errors and requests to other hosts."""
+class Tab:
+    """A browser tab that goes from page to page: loading is what takes the time, and scripts stay compiled in it.
 
-    def opened(path: str, *, width: int = 1200, theme: str = "light", javascript: bool = True) -> Visit:
-        context = chromium.new_context(
+    Args:
+        chromium: the browser. site: address of the book.
+        width, theme, javascript: how the pages are seen at first.
+    """
+
+    def __init__(
+        self, chromium: object, site: str, *, width: int = 1200, theme: str = "light", javascript: bool = True
+    ) -> None:
+        self.site, self.width, self.javascript = site, width, javascript
+        self.context = chromium.new_context(
             viewport={"width": width, "height": 900}, color_scheme=theme, java_script_enabled=javascript
         )
-        context.set_default_timeout(30_000)
-        seen = Visit(context.new_page(), path, theme)
+        self.context.set_default_timeout(60_000)
+        self.page, self.seen, self.theme = self.context.new_page(), None, theme
+        self.context.route("**/*", self._guard)
+        self.page.on("console", lambda m: self.seen.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: self.seen.errors.append(str(e)))
+        self.page.on("response", lambda r: self.seen.missing.append(r.url) if r.status >= 400 else None)
 
-        def guard(route: object) -> None:
-            if route.request.url.startswith((site, "blob:", "data:")):
-                route.continue_()
-            else:
-                seen.foreign.append(route.request.url)
-                route.abort()
+    def _guard(self, route: object) -> None:
+        if route.request.url.startswith((self.site, "blob:", "data:")):
+            route.continue_()
+        else:
+            self.seen.foreign.append(route.request.url)
+            route.abort()
 
-        context.route("**/*", guard)
-        seen.page.on("console", lambda m: seen.errors.append(m.text) if m.type == "error" else None)
-        seen.page.on("pageerror", lambda e: seen.errors.append(str(e)))
-        seen.page.on("response", lambda r: seen.missing.append(r.url) if r.status >= 400 else None)
-        seen.page.goto(site + path, wait_until="load")
-        if javascript:
-            seen.page.evaluate("() => window.MathJax?.startup?.promise")
-            seen.page.wait_for_function(DRAWN)
-        return seen
+    def show(self, path: str, theme: str) -> Visit:
+        """The page at `path` in `theme`, loaded unless it is what the tab shows; errors are counted from its load on."""
+        if theme != self.theme:
+            self.page.emulate_media(color_scheme=theme)
+            self.theme = theme
+        if self.seen is None or self.seen.path != path:
+            self.seen = Visit(self.page, path, theme)
+            self.page.set_viewport_size({"width": self.width, "height": 900})
+            self.page.goto(self.site + path, wait_until="load")
+            if self.javascript:
+                self.page.evaluate("() => window.MathJax?.startup?.promise")
+                self.page.wait_for_function(DRAWN)
+            return self.seen
+        self.seen = replace(self.seen, theme=theme)
+        self.page.set_viewport_size({"width": self.width, "height": 900})
+        self.page.wait_for_function("t => document.documentElement.dataset.theme === t", arg=theme)
+        self.page.wait_for_timeout(200)  # figures redraw when their box changes
+        return self.seen
 
-    return opened
+
+@pytest.fixture(scope="session")
+def tab(chromium: object, site: str) -> Iterator[Tab]:
+    """The tab that all pages are loaded in, one after another."""
+    opened = Tab(chromium, site)
+    yield opened
+    opened.context.close()
+
+
+@pytest.fixture(scope="session")
+def plain_tab(chromium: object, site: str) -> Iterator[Tab]:
+    """The same without JavaScript."""
+    opened = Tab(chromium, site, javascript=False)
+    yield opened
+    opened.context.close()
 
 
 @pytest.fixture(scope="module")
-def seen(request: pytest.FixtureRequest, open_page: Callable[..., Visit]) -> Iterator[Visit]:
-    """One page in one theme, open while the tests of it run: loading pages is what takes the time."""
+def seen(request: pytest.FixtureRequest, tab: Tab) -> Visit:
+    """One page in one theme; the second theme is switched to on the loaded page, as the reader's system does it."""
     path, theme = request.param
-    visit = open_page(path, theme=theme)
-    yield visit
-    visit.page.context.close()
+    return tab.show(path, theme)
 
 
 @pytest.fixture
-def visit(open_page: Callable[..., Visit]) -> Iterator[Callable[..., Visit]]:
-    """Opens pages that are closed when the test ends."""
-    visits = []
+def visit(chromium: object, site: str) -> Iterator[Callable[..., Visit]]:
+    """Opens pages in tabs of their own, which are closed when the test ends."""
+    tabs = []
 
-    def opened(path: str, **options: object) -> Visit:
-        visits.append(open_page(path, **options))
-        return visits[-1]
+    def opened(path: str, *, theme: str = "light", **options: object) -> Visit:
+        tabs.append(Tab(chromium, site, theme=theme, **options))
+        return tabs[-1].show(path, theme)
 
     yield opened
-    for one in visits:
-        one.page.context.close()
+    for one in tabs:
+        one.context.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
