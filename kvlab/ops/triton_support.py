@@ -98,6 +98,15 @@ def native_fp8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
+def warp_group_products(device: torch.device) -> bool:
+    """Whether products of 64 rows and more are done by groups of four warps, their sums beside the registers' other
+    needs: from compute capability 9.0 on. Elsewhere a tile has to be smaller."""
+    if _targets:
+        return _targets[-1].backend == "cuda" and _targets[-1].arch >= 90
+    is_cuda = device.type == "cuda" and torch.version.hip is None
+    return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def power_of_2(n: int, least: int = 1) -> int:
     """The smallest power of two that is at least `n` and `least`: what a block of a kernel spans."""
     return max(least, triton.next_power_of_2(n))

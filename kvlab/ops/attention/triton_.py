@@ -15,7 +15,7 @@ from kvlab.ops.attention.triton_packed import paged_decode_packed
 from kvlab.ops.attention.triton_prefill import paged_prefill
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.tree import TreeMask
-from kvlab.ops.triton_support import Launch, interpreted, native_fp8, power_of_2
+from kvlab.ops.triton_support import Launch, interpreted, native_fp8, power_of_2, warp_group_products
 from kvlab.ops.views import PageViews
 
 SPLIT = 512  # tokens of a split: its partial result is then under 2% of what it reads
@@ -140,8 +140,10 @@ def prefill_launch(
     kv_heads, first, tree = views.k.shape[1], batch.num_decodes, batch.tree
     meta = whole_meta(query, views, rules)
     wide = max(query.shape[2], out.shape[2]) > 128
-    block_m = power_of_2(meta["GROUP"], 64 if wide or tree else 128)
-    meta |= {"BLOCK_M": block_m, "BLOCK_Q": block_m // meta["GROUP"]}
+    large = warp_group_products(query.device) and not wide and not tree
+    block_m = power_of_2(meta["GROUP"], 128 if large else 64)
+    block_n = 32 if tree else meta["BLOCK_N"]  # a tree's mask is a second tile of the scores' size
+    meta |= {"BLOCK_M": block_m, "BLOCK_Q": block_m // meta["GROUP"], "BLOCK_N": block_n}
     args = page_args(query, views, batch, rules) | {
         "p_start": batch.query_start_loc, "p_tree": tree.ancestors.view(torch.uint8) if tree else None,
         "p_tree_len": tree.sizes if tree else None, "p_out": out, "first_seq": first, "num_seqs": batch.num_seqs,
