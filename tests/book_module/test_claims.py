@@ -122,6 +122,20 @@ def test_what_is_not_computed_names_its_source(row) -> None:
     assert re.search(named, row["basis"])
 
 
+MEASURED = r"(?:measured|shown) in chapter (\d+), section ([^;]+?)(?:: kvlab[^;]*)?(?:;|$)"
+
+
+@pytest.mark.parametrize("row", [r for r in rows() if re.search(MEASURED, r.get("basis", ""))], ids=by_id)
+def test_what_is_measured_in_a_chapter_has_its_section_there(row) -> None:
+    for number, section in re.findall(MEASURED, row["basis"]):
+        found = list((Path(__file__).parents[2] / "chapters").glob(f"{int(number):02d}_*.ipynb"))
+        if not found:
+            pytest.skip(f"chapter {number} is not here yet")
+        cells = json.loads(found[0].read_text(encoding="utf-8"))["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        assert section in re.findall(r"^##+ (.*?)\s*$", text, re.M)
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(golden(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{GOLDEN.name}: {len(golden())} claims", file=sys.stderr)

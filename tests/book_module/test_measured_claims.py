@@ -128,3 +128,19 @@ def test_the_snippets_six_of_ten_tokens() -> None:
     recent = set(attended) - set(range(8))
     heavy = set(sorted(set(attended) - recent, key=attended.__getitem__)[-4:])
     assert (heavy, recent) == ({0, 2, 5, 7}, {8, 9}) and len(heavy | recent) == 6
+
+
+def test_what_a_cast_makes_of_what_is_too_large_depends_on_the_format() -> None:
+    torch = pytest.importorskip("torch")
+    large = torch.tensor([1000.0, 1e6])
+    assert large.to(torch.float8_e4m3fn).float().tolist() == [448, 448]
+    wide = large.to(torch.float8_e5m2).float()
+    assert wide[0] == 1024 and wide[1].isinf()
+    assert (wide[1] - wide[1]).isnan()
+
+
+def test_fp8_moves_the_recorded_distributions_a_little_and_not_by_nothing() -> None:
+    from kvlab.book import load_result
+
+    divergence = load_result("quality_kv_formats")["formats"]["fp8_e4m3"]["kl"]
+    assert 0 < divergence["band95"][0] < divergence["band95"][1] < 0.02
