@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORDS, CODE_LINES, GAP = 2500, 15, 3
 SHOWS = re.compile(
-    r"\b(?:book\.)?(?:show\w*|say|table|spec_table|compare|claims_table|predict|setup|progress|meet|parity)\(|\bprint\(|\bdisplay\(|\bExplorer\(|\bStepThrough\b[.(]|\bplots?\.\w+\("
+    r"\b(?:book\.)?(?:show\w*|say|table|spec_table|compare|claims_table|predict|setup|progress|meet|parity)\(|\bprint\(|\bdisplay\(|\bExplorer\(|\b(?:StepThrough|TraceSimulator)\b[.(]|\bplots?\.\w+\("
 )
 COMPARES = re.compile(r"\bcompare\(\s*[\"']([^\"']+)[\"']")
 PREDICTS = re.compile(r"\bpredict\(\s*[\"']([^\"']+)[\"']")
