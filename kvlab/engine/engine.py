@@ -19,6 +19,7 @@ import torch
 from kvlab.cache import KVCacheManager
 from kvlab.cache.kept import PageCopy
 from kvlab.cache.waste import PoolUse, pool_use
+from kvlab.engine.adapters import Adapters
 from kvlab.engine.kv_formats import finished_views, kv_formats
 from kvlab.engine.options import EngineOptions, engine_options
 from kvlab.engine.runner import Runner
@@ -57,6 +58,7 @@ class Engine:
     Attributes:
         events: the bounded event log; `events.subscribe(sink)` hears every event.
         cache: the block tables. storage: the bytes. scheduler: who waits and who runs.
+        adapters: low-rank changes of the model that requests may ask for: `adapters.add(name, source)` gives the key.
     """
 
     def __init__(self, model, options: EngineOptions | None = None, **changes) -> None:
@@ -85,6 +87,8 @@ class Engine:
         views = finished_views(views, model, self.limits.max_model_len, self.options.kv_scales)
         decoder = model.decoder.for_length(self.limits.max_model_len)
         self.runner = Runner(decoder, self.cache, views, self.limits, self.options.pad_to)
+        self.adapters = Adapters(decoder)
+        self.runner.deltas_of = self.adapters.deltas
         speculation = self.options.speculation
         self.speculator = None if speculation is None else speculation.attach(self)
         if self.options.check:
@@ -99,6 +103,7 @@ class Engine:
                 fit the pool. Other requests go on.
         """
         params = params or SamplingParams()
+        self.adapters.check(fields.get("adapter", ""))
         request_id = str(self._arrived)
         self._arrived += 1
         now = time.monotonic()

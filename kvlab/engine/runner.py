@@ -98,6 +98,9 @@ class Runner:
         self.keeps_hidden, self.hidden = False, None
         # the parents of the last tokens that a chunk ends in, where they are a tree
         self.tree_of: Callable[[Chunk], tuple[int, ...]] = lambda chunk: ()
+        # which rows of a step an adapter changes
+        self.deltas_of: Callable[[Step], Any] = lambda step: None
+        self._deltas: Any = None
         self._fence = UploadFence(device) if device.type == "cuda" else None
         # entries of each table row that the last step wrote
         self._written = [np.zeros(seqs, dtype=np.int64) for _ in cache.groups]
@@ -110,7 +113,9 @@ class Runner:
     @torch.inference_mode()
     def forward(self, inputs: Inputs) -> Tensor | None:
         """Logits [R, vocab], None when no row is wanted; a step of decodes reads nothing back to the host."""
-        hidden = self.decoder.hidden_states(inputs.ids, inputs.batches, self.views)
+        # decoders of tests take three arguments
+        deltas = () if self._deltas is None else (self._deltas,)
+        hidden = self.decoder.hidden_states(inputs.ids, inputs.batches, self.views, *deltas)
         if self.keeps_hidden:
             self.hidden = hidden
         return self.decoder.logits(hidden.index_select(0, inputs.rows)) if len(inputs.rows) else None
@@ -119,6 +124,7 @@ class Runner:
         """The step's inputs, written into the fixed buffers."""
         if self._fence:
             self._fence.wait()
+        self._deltas = self.deltas_of(step)
         row, wanted = 0, 0
         for i, chunk in enumerate(step.chunks):
             stop, end = row + chunk.count, chunk.start + chunk.count

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvlab.models.adapters import Deltas
 from kvlab.models.facts import ModelConfig
 from kvlab.models.layer import Layer
 from kvlab.models.modules import LAYERS
@@ -87,9 +88,11 @@ class Decoder:
     __call__ = forward
 
     @torch.inference_mode()
-    def hidden_states(self, input_ids: Tensor, batches: Sequence[AttentionBatch], views: Views) -> Tensor:
-        """What leaves the last layer, [T, hidden], before the final norm. Arguments as in `forward`."""
-        step = StepContext(input_ids, batches, views, self._pages, self._positions)
+    def hidden_states(
+        self, input_ids: Tensor, batches: Sequence[AttentionBatch], views: Views, deltas: Deltas | None = None
+    ) -> Tensor:
+        """What leaves the last layer, [T, hidden], before the final norm. `deltas`: adapters; the rest as in `forward`."""
+        step = StepContext(input_ids, batches, views, self._pages, self._positions, deltas=deltas)
         stream = self._embed(input_ids, step)
         if self.stem is not None:
             stream = self.stem.enter(stream, step)

@@ -14,6 +14,7 @@ from kvlab.models.weights import Scope
 from kvlab.ops.attention import paged_attention
 from kvlab.ops.linear import linear
 from kvlab.ops.mlp import MLPWeights, mlp
+from kvlab.ops.norm import rms_norm
 from kvlab.ops.qkv import QKVWeights, qkv
 from kvlab.ops.write_kv import write_kv
 
@@ -78,6 +79,8 @@ class PlainLayer:
         views, batch = step.part(self.place)
         angles = step.angles(f.rope, f.key_dim)
         query, key, value = qkv(stream, self.qkv, *angles, _rows(step))
+        if step.deltas is not None:
+            step.deltas.add(self.place.layer, rms_norm(stream, self.qkv.norm, self.eps), query, value, angles)
         write_kv(key, value, views, batch.slot_mapping)
         seen = paged_attention(query, views, batch, scale=f.scale, window=f.window, softcap=f.softcap)
         stream = linear(seen.reshape(len(seen), -1), self.out, self.out_bias, residual=stream)

@@ -31,7 +31,7 @@ class PlainStack:
     def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
         """The residual stream [T, hidden] after all layers."""
         views, batches = zip(*(step.part(layer.place) for layer in self.layers), strict=True)
-        if not fuses(stream, self._stack, views, batches):
+        if step.deltas is not None or not fuses(stream, self._stack, views, batches):
             for layer in self.layers:
                 stream = layer(stream, step)
             return stream

@@ -74,6 +74,7 @@ class StepContext:
         ids: int64 [T]. positions: int64 [T].
         batches: one per block table. views: views of the cache, [layer][part].
         memory: what a layer leaves for later layers of the same step, under names of the family's own.
+        deltas: the adapters of the step (`kvlab.models.adapters.Deltas`), None without any.
     """
 
     ids: Tensor
@@ -82,6 +83,7 @@ class StepContext:
     pages: PageMap
     rotary: Positions
     memory: dict[Any, Any] = field(default_factory=dict)
+    deltas: Any = None
 
     @property
     def positions(self) -> Tensor:
