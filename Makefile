@@ -13,7 +13,7 @@ LAB_FLAGS ?=
 export OMP_WAIT_POLICY ?= passive
 PORT ?= 8000
 
-.PHONY: help lab lab-setup setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma clean-chapters check-chapters clean distclean
+.PHONY: help lab lab-setup setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma bench-gpu clean-chapters check-chapters clean distclean
 
 help: ## what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,11 +63,17 @@ slow: setup ## long prompts, all configurations with two seeds, the full kernel 
 fuzz: setup ## random schedules for ten minutes
 	@$(PY) tools/recorded.py fuzz
 
+soak: setup ## half an hour of load on the server (SOAK_SECONDS=..., SOAK_RATE=... requests a second)
+	@$(PY) tools/recorded.py soak
+
 quality: setup ## KL and perplexity of every storage format on the default model
 	@$(PY) tools/recorded.py quality
 
 gemma: setup ## fetch the optional second model, Gemma 3 270M (Gemma terms of use), about 250 MB
 	@$(PY) tools/setup_env.py --gemma
+
+bench-gpu: setup ## check every Triton kernel on this machine's GPU, then measure it (STAGE=decode runs one stage again)
+	@$(PY) -m kvlab.lab.bench_gpu $(if $(STAGE),--stage $(STAGE),)
 
 clean-chapters: ## take outputs out of the chapters, before a commit
 	@$(PYTHON) tools/clean_chapters.py

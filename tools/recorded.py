@@ -16,6 +16,7 @@ from kvlab.lab.record import provenance
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "book" / "results"
 FUZZ_SECONDS = 600
+SOAK_SECONDS = 1800
 SLOW = "the slow tests: long prompts, shared configurations with two seeds, the full kernel product"
 FUZZ = f"every test that draws from a seed, with new seeds for {FUZZ_SECONDS} s"
 
@@ -47,6 +48,21 @@ def fuzz() -> tuple[int, dict]:
     return code, {"what": FUZZ, "tests": {"tests": total, "failures": int(bool(code))}, "last_offset": offset}
 
 
+def soak() -> tuple[int, dict]:
+    """Runs the soak on the default model, for SOAK_SECONDS seconds (the environment may say otherwise)."""
+    from kvlab.lab.soak import SoakOptions
+    from kvlab.lab.soak import soak as run_soak
+    from kvlab.models.load import load_model
+
+    seconds = float(os.environ.get("SOAK_SECONDS", SOAK_SECONDS))
+    found = run_soak(
+        load_model(None, "fp32", "cpu"), SoakOptions(seconds, rate=float(os.environ.get("SOAK_RATE", 1.0)))
+    )
+    code = int(bool(found["problems"]))
+    tests = {"tests": found["requests"], "failures": len(found["problems"])}
+    return code, {"what": f"open-loop load on the server for {seconds:g} s", "tests": tests, "soak": found}
+
+
 def record(name: str, command: Callable[[], tuple[int, dict]]) -> int:
     """Runs `command` and keeps what it found, with its provenance."""
     start = time.monotonic()
@@ -58,15 +74,15 @@ def record(name: str, command: Callable[[], tuple[int, dict]]) -> int:
 
 
 def main() -> int:
-    """`recorded.py slow|fuzz|quality`."""
+    """`recorded.py slow|fuzz|soak|quality`."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     RESULTS.mkdir(parents=True, exist_ok=True)
     if name == "quality":
         command = [sys.executable, "-m", "kvlab.lab.quality", "--out", str(RESULTS / "quality_kv_formats.json")]
         return subprocess.run(command, cwd=ROOT, check=False).returncode
-    runs = {"slow": slow, "fuzz": fuzz}
+    runs = {"slow": slow, "fuzz": fuzz, "soak": soak}
     if name not in runs:
-        print(f"recorded: {name!r}: must be quality, slow or fuzz", file=sys.stderr)
+        print(f"recorded: {name!r}: must be quality, slow, fuzz or soak", file=sys.stderr)
         return 2
     return record(name, runs[name])
 
