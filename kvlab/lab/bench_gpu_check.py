@@ -1,0 +1,171 @@
+"""Every kernel against its reference on a device, at small sizes: what has to hold before anything is timed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlab.ops.attention import paged_attention, triton_
+from kvlab.ops.batch import make_batch
+from kvlab.ops.copy_pages import copy_pages
+from kvlab.ops.gated_delta import DeltaRows, gated_delta
+from kvlab.ops.mla_attention import mla_attention
+from kvlab.ops.page_scores import page_scores
+from kvlab.ops.selected_pages import selected_pages
+from kvlab.ops.ssd import SSDRows, ssd
+from kvlab.ops.views import page_views, part_views
+from kvlab.ops.write_kv import write_kv
+from kvlab.specs.formats import get_format
+from kvlab.specs.layout import page_layout
+from kvlab.specs.parts import Attention, MLALatent
+
+# largest error as a fraction of the reference's largest value: 16-bit products, summed in another order
+LIMIT = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Operations run by this backend inside."""
+    before = os.environ.get("KVLAB_OPS")
+    os.environ["KVLAB_OPS"] = name
+    try:
+        yield
+    finally:
+        os.environ.pop("KVLAB_OPS")
+        if before is not None:
+            os.environ["KVLAB_OPS"] = before
+
+
+def check(device: torch.device) -> dict[str, Any]:
+    """{"errors": kernel and case -> error, "wrong": those over the limit}; a kernel that fails to run is wrong."""
+    errors: dict[str, Any] = {}
+    wrong: list[str] = []
+    for name, run in cases(device).items():
+        try:
+            error, limit = run()
+        except Exception as failure:  # one kernel that does not compile must not hide the others
+            errors[name] = f"{type(failure).__name__}: {failure}"[:300]
+            wrong.append(name)
+            continue
+        errors[name] = error
+        if not error <= limit:
+            wrong.append(name)
+    return {"errors": errors, "wrong": wrong}
+
+
+def cases(device: torch.device) -> dict[str, Callable[[], tuple[float, float]]]:
+    """Every check by name."""
+    found: dict[str, Callable[[], tuple[float, float]]] = {}
+    for fmt in (*triton_.WHOLE, *triton_.PACKED):
+        found[f"decode and prefill {fmt}"] = lambda fmt=fmt: _attention(device, fmt, (64, 64), {})
+    for dim in (80, 128, 256):
+        found[f"decode and prefill {dim}"] = lambda dim=dim: _attention(device, "bf16", (dim, dim), {"window": 7})
+    found["decode and prefill 192/128"] = lambda: _attention(device, "bf16", (192, 128), {"softcap": 20.0})
+    found["absorbed decode"] = lambda: _mla(device)
+    found["ssd"] = lambda: _ssd(device)
+    found["gated delta"] = lambda: _delta(device)
+    found["page scores, chosen pages"] = lambda: _chosen(device)
+    found["copy pages"] = lambda: _copy(device)
+    return found
+
+
+def _both(run: Callable[[], Tensor], dtype: torch.dtype = torch.float32) -> tuple[float, float]:
+    """(error of the kernel, its limit): the operation by Triton and by its reference."""
+    with forced("triton"):
+        mine = run().double()
+    with forced("reference"):
+        expected = run().double()
+    return float((mine - expected).abs().max() / expected.abs().max()), LIMIT[dtype]
+
+
+def _pages(device: torch.device, part: Any, pages: int, size: int) -> tuple[Tensor, Any]:
+    layout = page_layout(part, size)
+    return torch.full((pages, layout.page_bytes), 255, dtype=torch.uint8, device=device), layout
+
+
+def _attention(device: torch.device, fmt: str, dims: tuple[int, int], rules: dict[str, float]) -> tuple[float, float]:
+    buffer, layout = _pages(device, Attention(2, *dims, get_format(fmt)), 9, 16)
+    views = page_views(buffer, layout)
+    table = torch.tensor([[5, 2, 0], [7, 1, 3]], dtype=torch.int32, device=device)
+    whole = make_batch([20, 40], [20, 40], table, 16)
+    rows = [torch.randn(60, 2, n, device=device) for n in dims]
+    write_kv(*rows, views, whole.slot_mapping)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    query = torch.randn(8, 6, dims[0], device=device).to(dtype)
+    batch = make_batch([1, 7], [20, 40], table, 16)
+    return _both(lambda: paged_attention(query, views, batch, scale=dims[0] ** -0.5, **rules), dtype)
+
+
+def _mla(device: torch.device) -> tuple[float, float]:
+    buffer, layout = _pages(device, MLALatent(512, 64, get_format("bf16")), 4, 16)
+    views = part_views(buffer, layout)
+    for name in ("latent", "rope"):
+        views[name].copy_(torch.randn(views[name].shape, device=device))
+    batch = make_batch([1, 1], [20, 5], torch.tensor([[2, 1], [3, 0]], dtype=torch.int32, device=device), 16)
+    query, up = torch.randn(2, 4, 128 + 64, device=device), torch.randn(4, 128 + 128, 512, device=device) / 20
+    return _both(lambda: mla_attention(query, up, views, batch, scale=0.07), torch.bfloat16)
+
+
+def _states(device: torch.device) -> Any:
+    return make_batch([1, 1], [9, 1], torch.tensor([[2], [1]], dtype=torch.int32, device=device), 1000)
+
+
+def _ssd(device: torch.device) -> tuple[float, float]:
+    batch, start = _states(device), torch.randn(3, 4 * 64 * 32, device=device)
+    x, dt = torch.randn(2, 4, 64, device=device), torch.rand(2, 4, device=device)
+    rows = SSDRows(x, dt, torch.randn(2, 2, 32, device=device), torch.randn(2, 2, 32, device=device))
+    decay = -torch.rand(4, device=device)
+
+    def run() -> Tensor:
+        states = start.clone()
+        return torch.cat((ssd(rows, decay, states, batch).flatten(), states[1:].flatten()))
+
+    return _both(run)
+
+
+def _delta(device: torch.device) -> tuple[float, float]:
+    batch, start = _states(device), torch.randn(3, 4 * 32 * 64, device=device)
+    keys = [torch.nn.functional.normalize(torch.randn(2, 2, 32, device=device), dim=-1) for _ in range(2)]
+    values, decay = torch.randn(2, 4, 64, device=device), -torch.rand(2, 4, 1, device=device)
+    rows = DeltaRows(*keys, values, decay, torch.rand(2, 4, device=device))
+
+    def run() -> Tensor:
+        states = start.clone()
+        return torch.cat((gated_delta(rows, states, batch, scale=0.2).flatten(), states[1:].flatten()))
+
+    return _both(run)
+
+
+def _chosen(device: torch.device) -> tuple[float, float]:
+    buffer, layout = _pages(device, Attention(2, 64, 64, get_format("fp32")), 5, 4)
+    views = page_views(buffer, layout)
+    batch = make_batch([1], [15], torch.tensor([[4, 1, 3, 2]], dtype=torch.int32, device=device), 4)
+    whole = make_batch([15], [15], batch.block_table, 4)
+    rows = torch.randn(15, 2, 64, device=device)
+    write_kv(rows, rows, views, whole.slot_mapping)
+    query = torch.randn(1, 4, 64, device=device)
+    bounds = torch.randn(5, 2, 64, device=device), torch.randn(5, 2, 64, device=device)
+    chosen = torch.tensor([[[3, 0], [1, -1]]], dtype=torch.int32, device=device)
+
+    def run() -> Tensor:
+        scores = page_scores(query, bounds, batch, 4)
+        return torch.cat((scores.flatten(), selected_pages(query, views, batch, chosen, scale=0.1).flatten()))
+
+    return _both(run)
+
+
+def _copy(device: torch.device) -> tuple[float, float]:
+    source = torch.randint(0, 255, (4, 4096), dtype=torch.uint8, device=device)
+    pairs = torch.tensor([[3, 0], [1, 2]], device=device)
+
+    def run() -> Tensor:
+        target = torch.zeros_like(source)
+        copy_pages(source, target, pairs)
+        return target
+
+    return _both(run)[0], 0.0
