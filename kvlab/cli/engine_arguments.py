@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from kvlab.schedule.policy import ORDERS, VICTIMS, SchedulingPolicy
+
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of model and engine, `--model`, `--dtype` and `--device` included."""
@@ -20,6 +22,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--max-model-len", metavar="N", help="prompt and output, as in 4k (default: the model's)")
     engine.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="requests that run at once")
     engine.add_argument("--max-batched-tokens", type=int, default=2048, metavar="N", help="tokens of one step")
+    pressure = parser.add_argument_group("when pages run out")
+    pressure.add_argument("--order", choices=ORDERS, default="fcfs", help="of waiting requests (default fcfs)")
+    pressure.add_argument("--victim", choices=VICTIMS, default="last", help="who gives way (default last)")
+    pressure.add_argument("--preempt", choices=("recompute", "swap"), default="recompute",
+                          help="what becomes of its pages; swap needs --host-bytes")  # fmt: skip
+    pressure.add_argument("--host-bytes", metavar="SIZE", help="host memory below the pool, as in 8GiB (default: none)")
+    pressure.add_argument("--disk-dir", metavar="DIR", help="saved prefixes survive here; needs both sizes")
+    pressure.add_argument("--disk-bytes", metavar="SIZE", help="of the files in --disk-dir")
 
 
 def engine_changes(args: argparse.Namespace) -> dict[str, Any]:
@@ -38,4 +48,21 @@ def engine_changes(args: argparse.Namespace) -> dict[str, Any]:
         "max_model_len": None if args.max_model_len is None else parse_tokens(args.max_model_len),
         "max_num_seqs": args.max_num_seqs,
         "max_batched_tokens": args.max_batched_tokens,
+        "scheduling": SchedulingPolicy(args.order, args.victim, args.preempt),
+        "tiers": _tiers(args),
     }
+
+
+def _tiers(args: argparse.Namespace) -> Any:
+    """The `TierOptions` that the arguments ask for, or None.
+
+    Raises:
+        ValueError: a part without the rest, or a size that cannot be read.
+    """
+    if args.host_bytes is None:
+        if args.preempt == "swap" or args.disk_dir or args.disk_bytes:
+            raise ValueError("--host-bytes: is needed by --preempt swap, --disk-dir and --disk-bytes")
+        return None
+    from kvlab.engine.tiers import TierOptions
+
+    return TierOptions(args.host_bytes, args.disk_dir, args.disk_bytes)

@@ -7,18 +7,27 @@ Victims are dropped or swapped, prefixes are saved and loaded, host memory is to
 import random
 
 import pytest
-from kinds import KINDS, kind
+import torch
+from kinds import KINDS, fill, kind
 
 from kvlab.cache.prefix import DESIGNS, EVICTIONS, PrefixOptions
 from kvlab.engine import Engine, SamplingParams
 from kvlab.engine.tiers import TierOptions, swap_costs
+from kvlab.models.load import empty_model
 from kvlab.plan.policies import default_block_size
 from kvlab.schedule import SchedulingPolicy
 from kvlab.schedule.policy import ORDERS, PREEMPT, VICTIMS
 from kvlab.specs.pools import POOLS, pool_layout
 from kvlab.specs.rollback import RollbackPolicy
+from kvlab.speculate import SpeculationOptions
 
 PROMPT, OUTPUT = 20, 8
+GREEDY = SamplingParams(OUTPUT, ignore_eos=True)
+SMALL = {
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 97,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6, "rope_theta": 100.0, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def random_policy(rng, model):
@@ -40,13 +49,15 @@ def random_engine(rng, model, **options):
     layout = pool_layout(model.spec, block_size, pools)
     pages = layout.sequence_pages(PROMPT + OUTPUT, budget, rollback)
     room = rng.uniform(1, 1.7)
+    # drafts on states want a copy of each
+    extra = 6 if "speculation" in options else 2
     units = layout.units(pages)
     host = max(layout.page_bytes(g) for g in range(len(layout.groups))) * rng.choice(
         [2, 2 * sum(pages), 9 * sum(pages)]
     )
     return Engine(
         model, check=True, block_size=block_size, pools=pools, max_num_seqs=4, max_batched_tokens=budget,
-        num_blocks=tuple(2 + int(n * room) for n in units), page_seed=1, rollback=rollback,
+        num_blocks=tuple(extra + int(n * room) for n in units), page_seed=1, rollback=rollback,
         scheduling=random_policy(rng, model), tiers=TierOptions(host), prefix=random_prefix(rng), **options,
     )  # fmt: skip
 
@@ -70,7 +81,7 @@ def test_tokens_are_those_of_each_request_alone(name, seed):
     rng, model = random.Random(seed * 1000 + len(name)), kind(name)
     engine = random_engine(rng, model.model)
     wanted = {}
-    for prompt, params in random_requests(rng, model, 8):
+    for prompt, params in random_requests(rng, model, 6):
         request = engine.add_request(prompt, params, priority=rng.randrange(3))
         wanted[request] = (engine.requests[request], prompt, params)
         for _ in range(rng.randint(0, 4)):
@@ -86,6 +97,52 @@ def test_tokens_are_those_of_each_request_alone(name, seed):
         expected = model.tokens(prompt, params)
         assert request.output == expected[: len(request.output)]
     assert engine.kv.held_bytes == 0 and not engine.tiers.in_flight
+
+
+@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.parametrize("name", KINDS)
+def test_everything_at_once(name, seed):
+    """Prefix cache, tiers, preemption and drafted tokens together: greedy tokens stay those of each request alone."""
+    rng, model = random.Random(seed * 1000 + len(name) + 7), kind(name)
+    engine = random_engine(rng, model.model, speculation=SpeculationOptions(k=3))
+    wanted = {}
+    for prompt, _ in random_requests(rng, model, 4):
+        request = engine.add_request(prompt, GREEDY, priority=rng.randrange(3))
+        wanted[request] = (engine.requests[request], prompt)
+        for _ in range(rng.randint(0, 3)):
+            engine.step()
+        if rng.random() < 0.3:
+            engine.scheduler.preempt(rng.choice(list(wanted)), 0.0)
+    while engine.scheduler.has_work:
+        engine.step()
+    for request, prompt in wanted.values():
+        assert request.output == model.tokens(prompt, GREEDY)
+    assert engine.kv.held_bytes == 0 and not engine.tiers.in_flight
+
+
+@pytest.mark.parametrize("kv_dtype", ["int4", "kivi2", "kvquant3", "mxfp4", "fp8_e5m2"])
+def test_lossy_formats_give_the_same_tokens_under_pressure(kv_dtype):
+    """What a format costs in quality it costs once: swapped, saved, loaded or not, the tokens are those of a calm run."""
+    model = empty_model(SMALL, "fp32", torch.device("cpu"), "small")
+    fill(model)
+    prompts = [[(i * i + 7 * n) % 97 for i in range(9 + 5 * n)] for n in range(5)]
+    prompts += [prompt + prompt[:7] for prompt in prompts[:3]]
+    calm = Engine(model, kv_dtype=kv_dtype, num_blocks=200, block_size=32, check=True)
+    expected = [calm.generate([prompt], GREEDY)[0].token_ids for prompt in prompts]
+    engine = Engine(
+        model, kv_dtype=kv_dtype, num_blocks=tuple(8 for _ in calm.num_blocks), block_size=32, check=True,
+        max_batched_tokens=16, tiers=TierOptions("1MiB"), scheduling=SchedulingPolicy(preempt="swap"),
+        prefix=PrefixOptions(),
+    )  # fmt: skip
+    requests = []
+    for prompt in prompts:
+        requests.append(engine.requests[engine.add_request(prompt, GREEDY)])
+        engine.step()
+        engine.scheduler.preempt(requests[len(requests) // 2].request_id, 0.0)
+    while engine.scheduler.has_work:
+        engine.step()
+    assert [r.output for r in requests] == expected
+    assert engine.events.counts["swap_in"] > 0
 
 
 def test_the_runs_above_reach_what_they_are_about():
