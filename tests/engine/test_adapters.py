@@ -63,7 +63,7 @@ def test_one_prompt_under_a_b_and_none_in_one_batch(tiny, design):
 
 def test_another_order_chunking_and_preemption_change_nothing(tiny):
     llama, a, b = tiny("full"), tensors(1), tensors(2)
-    engine = Engine(llama.model(), num_blocks=25, block_size=2, max_batched_tokens=5, check=True)
+    engine = Engine(llama.model(), num_blocks=24, block_size=2, max_batched_tokens=30, check=True)
     keys = ["", engine.adapters.add("b", b), engine.adapters.add("a", a)]
     assert generate(engine, keys) == [llama.reference.tokens(PROMPT, PARAMS), merged(llama, b), merged(llama, a)]
     assert engine.events.counts["preempt"]
