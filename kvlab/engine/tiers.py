@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlab.cache.tiers import HostSlots, Tiers
+from kvlab.engine.tiers_compress import compressing_tiers
 from kvlab.engine.tiers_disk import DiskStore
 from kvlab.engine.tiers_memory import HostMemory
 from kvlab.plan.timing import attention_operations
@@ -30,6 +31,8 @@ class TierOptions:
         disk_dir: a directory for saved prefixes, which survive there; None: no disk tier.
         disk_bytes: of all its files.
         save_prefixes: whether requests that end leave their pages for later ones.
+        park_dtype: preempted requests wait in this storage format, in a pool of host_bytes on the model's own device
+            instead of in host memory. Lossy: their tokens may change. Nothing is saved then.
 
     Raises:
         ValueError: a size that is not positive, a path that is no directory, a size without a directory.
@@ -39,6 +42,7 @@ class TierOptions:
     disk_dir: str | Path | None = None
     disk_bytes: int | str | None = None
     save_prefixes: bool = True
+    park_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("host_bytes", "disk_bytes"):
@@ -50,6 +54,8 @@ class TierOptions:
                 raise ValueError(f"{name} {value}: must be positive")
         if (self.disk_dir is None) != (self.disk_bytes is None):
             raise ValueError("disk_dir and disk_bytes: give both, or none")
+        if self.park_dtype is not None and self.disk_dir is not None:
+            raise ValueError(f"park_dtype {self.park_dtype!r}: lossy pages are not saved, so no disk_dir can be given")
         if self.disk_dir is not None:
             path = Path(self.disk_dir)
             if path.exists() and not path.is_dir():
@@ -60,6 +66,8 @@ def build_tiers(engine: Engine, options: TierOptions | None) -> Tiers | None:
     """The tiers of an engine whose cache and storage are there; None without options."""
     if options is None:
         return None
+    if options.park_dtype is not None:
+        return compressing_tiers(engine, options.park_dtype, options.host_bytes)
     slots = HostSlots(engine.layout, options.host_bytes)
     memory = HostMemory(engine.storage, slots)
     mark, disk = b"", None

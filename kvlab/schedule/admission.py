@@ -56,7 +56,9 @@ class Admission:
         scheduler, tiers, name = self.scheduler, self.scheduler.tiers, request.request_id
         if tiers and tiers.parked(name):
             pages, num_bytes = tiers.unpark(name)
-            scheduler.cache.stand(request)
+            if not tiers.lossy:
+                # what went through fewer bits is nobody else's prefix
+                scheduler.cache.stand(request)
             scheduler.emit(now, "swap_in", request, f"{num_bytes} bytes", request.num_computed, pages)
             return
         if tiers and self._load(now, request, self._tokens(hit)):

@@ -15,6 +15,7 @@ KINDS = {
     "chunk": "a request was given tokens of a step; tokens: how many",
     "preempt": "a running request lost its pages and waits again; tokens: computed work thrown away, pages: given back",
     "swap_out": "a preempted request's pages moved to the tier below; tokens: computed and kept, pages: how many",
+    "compress": "a preempted request's pages wait in fewer bits; tokens: computed and kept, pages: how many",
     "swap_in": "an admitted request's pages came back from below; tokens: that need not be computed, pages: how many",
     "save": "the prefix of a request that ended was written to the tiers; tokens, pages: how many",
     "load": "an admitted request found tokens in a lower tier; tokens, pages: how many",

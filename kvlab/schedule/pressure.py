@@ -56,7 +56,9 @@ class Pressure:
         if swaps:
             pages, num_bytes = scheduler.tiers.park(victim.request_id)
             scheduler.emit(now, "preempt", victim, reason, 0, pages)
-            scheduler.emit(now, "swap_out", victim, f"{num_bytes} bytes{why}", victim.num_computed, pages)
+            lossy = scheduler.tiers.lossy
+            kind, how = ("compress", f" in {lossy}") if lossy else ("swap_out", "")
+            scheduler.emit(now, kind, victim, f"{num_bytes} bytes{how}{why}", victim.num_computed, pages)
         else:
             pages = scheduler.cache.free(victim.request_id)
             scheduler.emit(now, "preempt", victim, reason + why, victim.num_computed, pages)

@@ -63,13 +63,16 @@ class Tiers:
         cache: the pool's tables. slots: places in host memory. copier: who moves bytes. disk: the lowest tier.
         fingerprint: of model and storage; saved pages of another one are never found.
         saves: whether the prefixes of requests that end are saved.
+        lossy: the storage format that parked pages are re-encoded to; "": they come back bit for bit.
     """
 
     def __init__(
         self, cache: KVCacheManager, slots: HostSlots, copier: Copier,
         disk: Disk | None = None, fingerprint: bytes = b"", saves: bool = True,
+        lossy: str = "",
     ) -> None:  # fmt: skip
         self.cache, self.slots, self.copier, self.saves = cache, slots, copier, saves
+        self.lossy = lossy
         self.saved = SavedPages(slots, copier.memory, disk)
         self.finder = Finder(cache, self.saved, fingerprint)
         self._parked: dict[str, Parked] = {}
