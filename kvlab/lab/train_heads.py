@@ -216,6 +216,7 @@ def main() -> None:
     command = f"python -m kvlab.lab.train_heads --write-seconds {args.write_seconds:g} --medusa-seconds " \
               f"{args.medusa_seconds:g} --eagle-seconds {args.eagle_seconds:g} --tokens {args.tokens}"  # fmt: skip
     report |= provenance(command) | about | {"bytes": size, "held_out_texts": len(held), "seed": 0,
+               "counted_over": "all tokens of the held-out texts, those of the chat template's prompt included",
                "processor_seconds": round(time.process_time() - began), "threads": torch.get_num_threads()}  # fmt: skip
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -1,0 +1,142 @@
+"""What speculation brings on the default model: tokens a step and time, against K, on two kinds of text.
+
+    python -m kvlab.lab.speculation      records every method and K in book/results/speculation.json
+
+Both sides of a ratio run in one process, one after the other for each prompt, and are compared by the processor time of
+one thread: what a step costs, whatever else the machine does. Every greedy text must be the same with and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvlab.engine import Engine, SamplingParams
+from kvlab.lab.quality_text import evaluation_text
+from kvlab.lab.record import provenance
+from kvlab.speculate import SpeculationOptions
+from kvlab.speculate.skip import skip_layers, spread
+
+RESULT = Path(__file__).resolve().parents[2] / "book" / "results" / "speculation.json"
+QUESTIONS = ("Tell me a story about a lighthouse keeper and a storm.", "What will cities look like in 200 years?")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: a method at a K on one kind of text. The ratio is plain time over time with drafts: above 1 is faster."""
+
+    method: str
+    k: int
+    text: str
+    temperature: float
+    tokens_per_step: float
+    accepted: float
+    time_ratio: float
+    same_tokens: bool
+
+
+def texts(model: Any) -> dict[str, tuple[list[list[int]], float]]:
+    """Prompts and the temperature of each kind of text.
+
+    "predictable": a paragraph that stands there and begins once more. "unpredictable": an open question, sampled.
+    """
+    paragraphs = [p for p in evaluation_text().text.split("\n\n") if 300 < len(p) < 400][:2]
+    encode = model.tokenizer.encode
+    copied = [[*encode(f"{p}\n\n"), *encode(p)[:12]] for p in paragraphs]
+    asked = [encode(model.tokenizer.chat_text([{"role": "user", "content": q}])) for q in QUESTIONS]
+    return {"predictable": (copied, 0.0), "questions": (asked, 0.0), "unpredictable": (asked, 1.0)}
+
+
+def options_of(model: Any, method: str, k: int) -> SpeculationOptions:
+    """The options that a name of this experiment stands for: a method, or a draft of some layers, or a tree."""
+    if method.startswith("draft"):
+        kept = spread(len(model.spec.layers), int(method.split()[1]))
+        return SpeculationOptions("draft", k=k, draft=skip_layers(model, kept))
+    name, _, tree = method.partition(" ")
+    return SpeculationOptions(name, k=k, branches=(3, 2, 2, 1) if tree else ())
+
+
+def run(
+    model: Any, prompts: Sequence[list[int]], params: SamplingParams, speculation: SpeculationOptions | None
+) -> tuple:
+    """(processor seconds without the prompts' steps, tokens of each prompt, what was accepted), one after the other."""
+    engine = Engine(model, num_blocks=60, max_model_len=512, max_num_seqs=1, speculation=speculation)
+    seconds, found = 0.0, []
+    for i, prompt in enumerate(prompts):
+        request_id = engine.add_request(prompt, replace(params, seed=i))
+        request = engine.requests[request_id]
+        engine.step()
+        began = time.process_time()
+        while not request.finish_reason:
+            engine.step()
+        seconds += time.process_time() - began
+        found.append(request.output)
+    return seconds, found, engine.speculator.acceptance if engine.speculator else None
+
+
+def compare(model: Any, method: str, k: int, text: str, tokens: int = 40, plain: tuple | None = None) -> Setting:
+    """One setting, with and without drafts; `plain` is a run without from just before."""
+    prompts, temperature = texts(model)[text]
+    params = SamplingParams(tokens, temperature, ignore_eos=True)
+    without = plain or run(model, prompts, params, None)
+    seconds, found, seen = run(model, prompts, params, options_of(model, method, k))
+    made = sum(len(out) - 1 for out in found)
+    # each prompt's first token came from its own step
+    steps = made - seen.accepted
+    share = seen.accepted / seen.drafted if seen.drafted else 0.0
+    return Setting(method, k, text, temperature, round(made / steps, 3), round(share, 3),
+                   round(without[0] / seconds, 3), found == without[1])  # fmt: skip
+
+
+METHODS = ("ngram", "lookahead", "draft 24", "medusa", "eagle", "eagle tree")
+
+
+def record(model: Any, kinds: Sequence[str], methods: Sequence[str], ks: Sequence[int], tokens: int) -> list[dict]:
+    """Every method at every K on every kind of text; prints as it goes."""
+    found = []
+    for text in kinds:
+        prompts, temperature = texts(model)[text]
+        params = SamplingParams(tokens, temperature, ignore_eos=True)
+        run(model, prompts[:1], replace(params, max_tokens=8), None)
+        plain = run(model, prompts, params, None)
+        for method in methods:
+            for k in ks:
+                found.append(asdict(compare(model, method, k, text, tokens, plain)))
+                print(found[-1], flush=True)
+    return found
+
+
+def main() -> None:
+    """Records the experiment, beside what is recorded of other methods, texts and K."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--texts", nargs="*", default=["predictable", "questions", "unpredictable"])
+    parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--ks", type=int, nargs="*", default=[1, 2, 4, 8])
+    args = parser.parse_args()
+    import torch
+
+    from kvlab.models.load import load_model
+
+    model = load_model()
+    new = record(model, args.texts, args.methods, args.ks, args.tokens)
+    before = json.loads(RESULT.read_text(encoding="utf-8"))["settings"] if RESULT.is_file() else []
+    done = {(s["method"], s["text"], s["k"]) for s in new}
+    settings = [s for s in before if (s["method"], s["text"], s["k"]) not in done] + new
+    training = RESULT.parent / "heads" / "training.json"
+    result = {
+        "what": "tokens a step and processor time with drafts against none, batch 1, by method, K and kind of text",
+        **provenance(f"OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 python -m kvlab.lab.speculation --tokens {args.tokens}"),
+        "model": model.name, "source": model.source, "threads": torch.get_num_threads(), "settings": settings,
+        "heads": json.loads(training.read_text(encoding="utf-8")) if training.is_file() else None,
+    }  # fmt: skip
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
