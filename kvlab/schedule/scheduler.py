@@ -133,11 +133,13 @@ class Scheduler:
             verified = token if isinstance(token, Verified) else Verified((token,), chunk.start + chunk.count)
             if chunk.drafts:
                 self.emit(now, "accept", request, f"of {len(chunk.drafts)}", len(verified.tokens) - 1)
-            request.num_computed = verified.computed
-            if pages := self.cache.advance(request.request_id, request.num_computed):
-                self.emit(now, "release", request, "behind every window", pages=pages)
-            for token in verified.tokens if chunk.samples else ():
-                outputs.append(self._take(request, token, now))
+            for token in verified.tokens:
+                # drafts become known one by one, and only what is known and computed is certain
+                request.num_computed = min(verified.computed, len(request.tokens))
+                if pages := self.cache.advance(request.request_id, request.num_computed):
+                    self.emit(now, "release", request, "behind every window", pages=pages)
+                if chunk.samples:
+                    outputs.append(self._take(request, token, now))
                 if request.finish_reason:
                     break
         return outputs

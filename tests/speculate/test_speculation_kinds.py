@@ -10,6 +10,7 @@ import random
 import pytest
 from kinds import KINDS, kind
 
+from kvlab.cache.prefix.options import PrefixOptions
 from kvlab.engine import Engine, SamplingParams
 from kvlab.plan.policies import default_block_size
 from kvlab.specs.pools import POOLS, pool_layout
@@ -43,6 +44,8 @@ def random_requests(rng, model, count):
     found = []
     for _ in range(count):
         prompt = [rng.randrange(model.vocab) for _ in range(rng.randint(1, PROMPT))]
+        if found and rng.random() < 0.5:
+            prompt = (found[-1][0] + prompt)[:PROMPT]
         params = SamplingParams(rng.randint(2, OUTPUT), rng.choice([0.0, 0.8]), rng.choice([0, 5]),
                                 seed=rng.randrange(100), ignore_eos=True)  # fmt: skip
         found.append((prompt, params))
@@ -54,6 +57,7 @@ def random_options(rng, model):
     options = {
         "block_size": block_size, "pools": rng.choice(POOLS), "max_num_seqs": rng.randint(1, 4),
         "max_batched_tokens": rng.choice([3, 6, 12, 64]), "page_seed": rng.choice([None, 1]),
+        "prefix": rng.choice([None, PrefixOptions("hash"), PrefixOptions("radix")]),
         "pad_to": rng.choice([1, 4]), "rollback": rng.choice([RollbackPolicy(), RollbackPolicy(0, 5, True)]),
     }  # fmt: skip
     layout = pool_layout(model.spec, block_size, options["pools"])
