@@ -63,6 +63,17 @@ def soak() -> tuple[int, dict]:
     return code, {"what": f"open-loop load on the server for {seconds:g} s", "tests": tests, "soak": found}
 
 
+def quality() -> int:
+    """Three formats on 30,720 tokens, every format on fewer, and passkeys; each command writes its own record."""
+    out, passkey = str(RESULTS / "quality_kv_formats.json"), str(RESULTS / "passkey_kv_formats.json")
+    every = ["--more", "--in-chunks", "--segments", "8", "--length", "512", "--formats", "ALL"]
+    for module, arguments in (("quality", []), ("quality", every), ("passkey", [])):
+        command = [sys.executable, "-m", f"kvlab.lab.{module}", "--out", passkey if module == "passkey" else out]
+        if code := subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode:
+            return code
+    return 0
+
+
 def record(name: str, command: Callable[[], tuple[int, dict]]) -> int:
     """Runs `command` and keeps what it found, with its provenance."""
     start = time.monotonic()
@@ -78,8 +89,7 @@ def main() -> int:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     RESULTS.mkdir(parents=True, exist_ok=True)
     if name == "quality":
-        command = [sys.executable, "-m", "kvlab.lab.quality", "--out", str(RESULTS / "quality_kv_formats.json")]
-        return subprocess.run(command, cwd=ROOT, check=False).returncode
+        return quality()
     runs = {"slow": slow, "fuzz": fuzz, "soak": soak}
     if name not in runs:
         print(f"recorded: {name!r}: must be quality, slow, fuzz or soak", file=sys.stderr)

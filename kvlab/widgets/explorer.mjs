@@ -205,15 +205,16 @@ function card(name, term, value, detail) {
 
 function quality(data, params) {
   const recorded = data.quality;
-  const about = recorded?.conditions ?? "";
   const row = recorded?.formats?.[params.kv_dtype];
+  const about = row?.conditions ?? recorded?.conditions ?? "";
+  const baseline = row?.baseline ?? recorded?.baseline;
   const title = node("h4", {}, `Quality of a ${params.kv_dtype} cache`);
   if (!row) return [title, node("p", { class: "kvx-note" }, `Not measured for ${params.kv_dtype}. ${about}`)];
   const band = ([low, high], digits) => `95% band ${low.toPrecision(digits)} to ${high.toPrecision(digits)}`;
   return [title,
     node("dl", { class: "kvx-cards" },
       card("kl", "KL from full precision (nats per token)", row.kl.mean.toPrecision(3), band(row.kl.band95, 3)),
-      card("perplexity", "Perplexity", row.perplexity.mean.toFixed(3), `full precision: ${recorded.baseline.perplexity.mean.toFixed(3)}`),
+      card("perplexity", "Perplexity", row.perplexity.mean.toFixed(3), `full precision: ${baseline.perplexity.mean.toFixed(3)}`),
       card("top1", "Same first choice", `${(100 * row.top1.mean).toFixed(2)} %`, "of the tokens")),
     node("p", { class: "kvx-note" }, about)];
 }

@@ -32,7 +32,7 @@ def front_end_data() -> dict[str, Any]:
     return {
         "models": list(catalogue.names()),
         "gpus": [[gpu.name, f"{gpu.name} ({gpu.marketing_memory})"] for gpu in gpus().values()],
-        "weight_formats": list(FORMATS),
+        "weight_formats": [name for name, fmt in FORMATS.items() if not fmt.group_tokens],
         "kv_formats": list(FORMATS),
         "attention": list(ATTENTION),
         "policies": list(POLICIES),
@@ -48,11 +48,14 @@ def recorded_quality() -> dict[str, Any] | None:
         result = load_result(QUALITY_RESULT)
     except FileNotFoundError:
         return None
-    return {
-        "baseline": result["baseline"],
-        "formats": result["formats"],
-        "conditions": f"{result['conditions']} {provenance(result)}",
-    }
+    conditions = f"{result['conditions']} {provenance(result)}"
+    # a second, shorter record of every format stands in where the long one has nothing
+    more = result.get("more")
+    formats = {} if more is None else {
+        name: row | {"conditions": f"{more['conditions']} {provenance(more)}", "baseline": more["baseline"]}
+        for name, row in more["formats"].items()
+    }  # fmt: skip
+    return {"baseline": result["baseline"], "formats": formats | result["formats"], "conditions": conditions}
 
 
 def fallback_table(states: list[dict[str, Any]]) -> str:

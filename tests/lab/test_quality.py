@@ -10,7 +10,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from kvlab.book.results import results_dir  # noqa: E402
-from kvlab.lab.quality import SegmentScores, mean_and_band, score_formats, student_t95, summarize  # noqa: E402
+from kvlab.lab.quality import (  # noqa: E402
+    SegmentScores,
+    mean_and_band,
+    score_formats,
+    score_in_chunks,
+    student_t95,
+    summarize,
+)  # fmt: skip
 from kvlab.lab.quality_text import evaluation_text  # noqa: E402
 from kvlab.models.load import from_state_dict  # noqa: E402
 from kvlab.ops.batch import make_batch  # noqa: E402
@@ -52,6 +59,18 @@ def test_full_precision_agrees_with_a_whole_prefill_and_with_itself(model) -> No
     for row, nll in zip(segments.tolist(), scores["fp32"].nll, strict=True):
         logp = whole_prefill(model, row)[:-1]
         assert nll == pytest.approx(-logp[torch.arange(36), row[1:]].mean().item(), abs=1e-4)
+
+
+def test_a_segment_read_as_one_chunk_scores_as_one_read_token_by_token(model) -> None:
+    segments = torch.randint(64, (2, 40), generator=torch.Generator().manual_seed(4))
+    names = ["int8", "int4", "fp8_e4m3"]
+    one, whole = score_formats(model, segments, names), score_in_chunks(model, segments, [*names, "int4,first=1:native"])
+    for name in names:
+        assert whole[name].kl == pytest.approx(one[name].kl, abs=2e-4)
+        assert whole[name].nll == pytest.approx(one[name].nll, abs=2e-4)
+    assert whole["fp32"].kl == [0.0, 0.0]
+    # a layer in full precision helps
+    assert sum(whole["int4,first=1:native"].kl) < sum(whole["int4"].kl)
 
 
 def test_coarser_formats_are_further_away(model) -> None:
@@ -106,3 +125,15 @@ def test_the_recorded_result_has_what_a_reader_must_know() -> None:
         low, high = row["kl"]["band95"]
         assert 0 <= low <= row["kl"]["mean"] <= high < 1, name
         assert len(result["per_segment"][name]["kl"]) == result["segments"]
+
+
+def test_the_record_of_every_format_is_compared_by_relations() -> None:
+    """What chapter 8 says of it: scales matter more than a half bit, and eight bits are not eight bits."""
+    more = json.loads((results_dir() / "quality_kv_formats.json").read_text(encoding="utf-8")).get("more")
+    if more is None:
+        pytest.skip("every format is not recorded yet (make quality)")
+    kl = {name: row["kl"]["mean"] for name, row in more["formats"].items()}
+    assert more["segments"] >= 8 and "as one chunk" in more["conditions"]
+    assert kl["int8"] < 0.3 * kl["fp8_e4m3"] < 0.6 * kl["fp8_e5m2"]
+    assert kl["int4_had"] < 0.8 * kl["int4"] and kl["int4_g32"] < 0.8 * kl["int4"] and kl["nvfp4"] < kl["mxfp4"]
+    assert kl["kivi4"] < kl["kivi2"] and max(kl.values()) < 1

@@ -1,0 +1,71 @@
+"""The figures of chapter 8: how large channels and tokens of keys and values are, and what formats cost and lose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvlab.book.plots import new_figure
+from kvlab.lab.format_report import bits_per_value
+from kvlab.specs.formats import FORMATS
+
+Layer = tuple[torch.Tensor, torch.Tensor]
+
+
+def channel_sizes(layers: Sequence[Layer]) -> dict[str, torch.Tensor]:
+    """For keys and for values: the largest |value| of every channel over its head's median channel, largest first.
+
+    Returns:
+        name -> fp32 [layers * Hkv, D], each row sorted downwards.
+    """
+    found = {}
+    for i, name in enumerate(("keys", "values")):
+        largest = torch.cat([layer[i].abs().amax(0) for layer in layers])
+        found[name] = (largest / largest.median(-1, keepdim=True).values).sort(-1, descending=True).values
+    return found
+
+
+def channels_figure(layers: Sequence[Layer]) -> Any:
+    """Sizes of channels, keys and values side by side: the median head and the most extreme tenth."""
+    figure = new_figure(x="channel of a head, largest first", y="largest |value| over the median channel's", log_y=True)
+    looks = {"keys": ("solid", "circle"), "values": ("dash", "diamond")}
+    for name, sizes in channel_sizes(layers).items():
+        for label, share in (("median head", 0.5), ("one head in ten", 0.9)):
+            line = sizes.quantile(share, dim=0).tolist()
+            dash, marker = looks[name]
+            figure.add_scatter(
+                x=list(range(1, len(line) + 1)), y=line, name=f"{name}, {label}", mode="lines+markers",
+                line={"dash": dash, "width": 2 if share == 0.5 else 1}, marker={"symbol": marker, "size": 4},
+            )  # fmt: skip
+    return figure
+
+
+def heat_figure(rows: torch.Tensor, title: str) -> Any:
+    """|rows| [tokens, D] as a picture, tokens downwards."""
+    figure = new_figure(x="channel", y="token", height=300)
+    figure.add_heatmap(z=rows.abs().tolist(), colorscale="Viridis", colorbar={"title": "|value|"}, name=title)
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def quality_points(result: dict[str, Any], heads: int = 3, head_dim: int = 64) -> list[tuple[str, float, dict]]:
+    """(format, real bits per value, its recorded scores) of every plain format of a recorded result, most bits first."""
+    names = [name for name in result["formats"] if name in FORMATS]
+    points = [(n, bits_per_value(n, heads, head_dim)[0], result["formats"][n]) for n in names]
+    return sorted(points, key=lambda point: (-point[1], point[2]["kl"]["mean"]))
+
+
+def quality_figure(result: dict[str, Any]) -> Any:
+    """KL divergence against real bits per value, with the band over segments."""
+    figure = new_figure(x="real bits per value", y="KL divergence (nats per token)", log_y=True)
+    marks = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
+    for i, (name, bits, scores) in enumerate(quality_points(result)):
+        mean, (low, high) = scores["kl"]["mean"], scores["kl"]["band95"]
+        figure.add_scatter(
+            x=[bits], y=[mean], name=name, mode="markers+text", text=[name], textposition="top center",
+            marker={"symbol": marks[i % len(marks)], "size": 9}, showlegend=False,
+            error_y={"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - max(low, mean / 10)]},
+        )  # fmt: skip
+    return figure
