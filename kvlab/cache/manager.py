@@ -148,7 +148,8 @@ class KVCacheManager(Sharing):
 
     def free(self, request_id: str, distrust: bool = False) -> int:
         """Pages given back by forgetting the request; 0 when it holds none. With `distrust` nobody finds them again."""
-        suspect = [(g, page) for g, table in enumerate(self.tables.get(request_id, ())) for page in table]
+        tables = self.tables.get(request_id, ()) if distrust else ()
+        suspect = [(g, page) for g, table in enumerate(tables) for page in table]
         given_back = self.kept.drop_after(request_id) + self.drafts.drop(request_id)
         self.snapshots.drop_after(request_id)
         if self.prefix:

@@ -123,12 +123,12 @@ class BlockPool:
         released, idle = [], []
         references, cached = self.references, self.cached
         for block in reversed(blocks):
-            if block == NULL_BLOCK:
-                continue
-            assert references[block] > 0, f"block {block} is freed more often than it was taken"
-            references[block] -= 1
-            if not references[block]:
-                (idle if cached[block] else released).append(block)
+            if block != NULL_BLOCK:
+                left = references[block] - 1
+                assert left >= 0, f"block {block} is freed more often than it was taken"
+                references[block] = left
+                if not left:
+                    (idle if cached[block] else released).append(block)
         self._put_first(released)
         self.num_free += len(released)
         self.num_idle += len(idle)
