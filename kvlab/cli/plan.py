@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reserve", metavar="BYTES", help="per GPU for activations and the runtime (default 2GiB)")
     add("--max-batched-tokens", metavar="N", help="most tokens of a step: what windows hold in flight (default 2048)")
     add("--image-tokens", metavar="N", help="encoder tokens that fill cross-attention caches (default 0)")
+    add("--draft", metavar="MODEL", help="a model that drafts on the same GPUs: its weights and its own cache")
     add("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
 
@@ -56,6 +57,14 @@ def run(args: argparse.Namespace) -> int:
     from kvlab.plan.plan import make_plan
 
     plan = make_plan(args.target, **{name: getattr(args, name) for name in OPTIONS})
-    text = json.dumps(plan.to_json(), indent=1, allow_nan=False) if args.json else plan.explain()
+    found, both = plan.to_json(), {}
+    if args.draft:
+        from kvlab.plan.draft import explain_draft, with_draft
+
+        draft = make_plan(args.draft, **{name: getattr(args, name) for name in OPTIONS})
+        both = {"with_draft": with_draft(found, draft.to_json())}
+    text = json.dumps(found | both, indent=1, allow_nan=False) if args.json else plan.explain()
+    if both and not args.json:
+        text += "\n" + explain_draft(both["with_draft"], found)
     sys.stdout.write(text + "\n")
     return 0
