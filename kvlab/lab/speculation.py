@@ -9,6 +9,7 @@ one thread: what a step costs, whatever else the machine does. Every greedy text
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from kvlab.speculate import SpeculationOptions
 from kvlab.speculate.skip import skip_layers, spread
 
 RESULT = Path(__file__).resolve().parents[2] / "book" / "results" / "speculation.json"
-QUESTIONS = ("Tell me a story about a lighthouse keeper and a storm.", "What will cities look like in 200 years?")
+QUESTION = "Tell me a story about a lighthouse keeper and a storm."
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ def texts(model: Any) -> dict[str, tuple[list[list[int]], float]]:
 
     "predictable": a paragraph that stands there and begins once more. "unpredictable": an open question, sampled.
     """
-    paragraphs = [p for p in evaluation_text().text.split("\n\n") if 300 < len(p) < 400][:2]
+    paragraphs = [p for p in evaluation_text().text.split("\n\n") if 300 < len(p) < 400][:1]
     encode = model.tokenizer.encode
     copied = [[*encode(f"{p}\n\n"), *encode(p)[:12]] for p in paragraphs]
-    asked = [encode(model.tokenizer.chat_text([{"role": "user", "content": q}])) for q in QUESTIONS]
+    asked = [encode(model.tokenizer.chat_text([{"role": "user", "content": QUESTION}]))]
     return {"predictable": (copied, 0.0), "questions": (asked, 0.0), "unpredictable": (asked, 1.0)}
 
 
@@ -96,19 +97,34 @@ def compare(model: Any, method: str, k: int, text: str, tokens: int = 40, plain:
 METHODS = ("ngram", "lookahead", "draft 24", "medusa", "eagle", "eagle tree")
 
 
-def record(model: Any, kinds: Sequence[str], methods: Sequence[str], ks: Sequence[int], tokens: int) -> list[dict]:
-    """Every method at every K on every kind of text; prints as it goes."""
-    found = []
-    for text in kinds:
+def record(model: Any, wanted: Sequence[tuple[str, str, int]], tokens: int, command: str) -> None:
+    """Measures (text, method, K) one after the other; each is written down at once, beside what is there."""
+    plain: dict[str, tuple] = {}
+    for text, method, k in wanted:
         prompts, temperature = texts(model)[text]
-        params = SamplingParams(tokens, temperature, ignore_eos=True)
-        run(model, prompts[:1], replace(params, max_tokens=8), None)
-        plain = run(model, prompts, params, None)
-        for method in methods:
-            for k in ks:
-                found.append(asdict(compare(model, method, k, text, tokens, plain)))
-                print(found[-1], flush=True)
-    return found
+        if text not in plain:
+            params = SamplingParams(tokens, temperature, ignore_eos=True)
+            run(model, prompts, replace(params, max_tokens=4), None)
+            plain[text] = run(model, prompts, params, None)
+        keep(asdict(compare(model, method, k, text, tokens, plain[text])), model, command)
+
+
+def keep(new: dict[str, Any], model: Any, command: str) -> None:
+    """Writes a setting into the record in place of an older one of the same name."""
+    import torch
+
+    before = json.loads(RESULT.read_text(encoding="utf-8"))["settings"] if RESULT.is_file() else []
+    name = (new["method"], new["text"], new["k"])
+    training = RESULT.parent / "heads" / "training.json"
+    result = {
+        "what": "tokens a step and processor time with drafts against none, batch 1, by method, K and kind of text",
+        **provenance(command),
+        "model": model.name, "source": model.source, "threads": torch.get_num_threads(),
+        "settings": [s for s in before if (s["method"], s["text"], s["k"]) != name] + [new],
+        "heads": json.loads(training.read_text(encoding="utf-8")) if training.is_file() else None,
+    }  # fmt: skip
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(new, flush=True)
 
 
 def main() -> None:
@@ -119,23 +135,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--ks", type=int, nargs="*", default=[1, 2, 4, 8])
     args = parser.parse_args()
-    import torch
-
     from kvlab.models.load import load_model
 
-    model = load_model()
-    new = record(model, args.texts, args.methods, args.ks, args.tokens)
-    before = json.loads(RESULT.read_text(encoding="utf-8"))["settings"] if RESULT.is_file() else []
-    done = {(s["method"], s["text"], s["k"]) for s in new}
-    settings = [s for s in before if (s["method"], s["text"], s["k"]) not in done] + new
-    training = RESULT.parent / "heads" / "training.json"
-    result = {
-        "what": "tokens a step and processor time with drafts against none, batch 1, by method, K and kind of text",
-        **provenance(f"OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 python -m kvlab.lab.speculation --tokens {args.tokens}"),
-        "model": model.name, "source": model.source, "threads": torch.get_num_threads(), "settings": settings,
-        "heads": json.loads(training.read_text(encoding="utf-8")) if training.is_file() else None,
-    }  # fmt: skip
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    command = f"OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 python -m kvlab.lab.speculation --tokens {args.tokens}"
+    record(load_model(), list(itertools.product(args.texts, args.methods, args.ks)), args.tokens, command)
 
 
 if __name__ == "__main__":
