@@ -12,7 +12,7 @@ import triton.language as tl
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.triton_support import Launch, power_of_2
 
-BLOCK_PAGES = 32
+BLOCK_PAGES = 16
 
 
 @triton.jit
