@@ -6,6 +6,7 @@ import pytest
 import speaking
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvlab.cache.prefix import PrefixOptions
 from kvlab.engine import SamplingParams
 from kvlab.schedule import Event
 from kvlab.serve.buckets import context_label, tokens_up_to
@@ -44,8 +45,8 @@ def samples(metrics: EngineMetrics) -> dict[tuple, float]:
 class Scripted:
     """A metrics sink that hears what a test says."""
 
-    def __init__(self) -> None:
-        self.metrics = EngineMetrics(speaking.engine(), "tiny")
+    def __init__(self, **options) -> None:
+        self.metrics = EngineMetrics(speaking.engine(**options), "tiny")
 
     def say(self, now: float, kind: str, request_id: str = "a", reason: str = "", **counts: int) -> None:
         self.metrics.hear(Event(counts.pop("step", 0), now, kind, request_id, reason, **counts))
@@ -118,6 +119,33 @@ def test_preempted_request_waits_again_and_has_one_first_token():
     assert script.value("vllm:time_to_first_token_seconds_count") == 1
     # the wait after the preemption is a gap between two tokens
     assert script.value("vllm:inter_token_latency_seconds_sum") == 2.5
+
+
+def test_hits_count_once_however_many_chunks_and_admissions_a_prompt_takes():
+    script = Scripted(prefix=PrefixOptions())
+    script.say(0.0, "arrive", tokens=100)
+    script.say(1.0, "hit", tokens=48)
+    script.say(1.0, "admit", tokens=52)
+    for step in range(3):
+        script.say(1.0, "chunk", step=step, tokens=16)
+    script.say(2.0, "preempt", tokens=96)
+    script.say(3.0, "hit", tokens=96)
+    script.say(3.0, "admit", tokens=4)
+    script.say(4.0, "token", tokens=1)
+    assert script.value("vllm:prefix_cache_hits_total") == script.value("vllm:prompt_tokens_cached_total") == 48
+    assert script.value("vllm:prefix_cache_queries_total") == 100
+
+
+def test_salts_keep_hits_apart_and_the_counters_say_so():
+    """A tenant's prompt is no hit for another (CVE-2025-46570)."""
+    engine = speaking.engine(prefix=PrefixOptions())
+    metrics = EngineMetrics(engine, "tiny")
+    for salt in ("a", "b", "a"):
+        engine.add_request(list(range(20)), SamplingParams(max_tokens=1), salt=salt)
+        while engine.requests:
+            engine.step()
+    found = samples(metrics)
+    assert (found["vllm:prefix_cache_queries_total",], found["vllm:prefix_cache_hits_total",]) == (60, 16)
 
 
 def test_drafts_count_by_position():

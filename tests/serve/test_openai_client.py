@@ -31,7 +31,7 @@ def client(server):
 
 
 def client_of(server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 def alone(prompt: list[int], **params) -> list[int]:
