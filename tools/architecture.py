@@ -19,6 +19,7 @@ ROOMS = {  # from the ground up, each with what it is for
     "ops": "a folder per operation: `reference` is the plain truth, `cpu` the Numba kernel, `torch_` a form without host reads",
     "models": "one config-driven decoder, its weights, its tokenizer",
     "engine": "runner, sampler, storage, the step loop",
+    "speculate": "who drafts, and the one verifier that keeps the distribution",
     "serve": "an OpenAI-compatible server over the engine, and its numbers",
     "lab": "experiments: parity, benchmarks, quality, measuring a shape",
     "widgets": "one front end per widget, two places where its Python runs",
