@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tp", metavar="N", help="GPUs that split every layer (default 1)")
     add("--kv-dtype", metavar="F", help="of the cache (default bf16)")
     add("--weight-dtype", metavar="F", help="of the weights (default bf16)")
-    add("--block-size", metavar="N", help="tokens of a page (default 16)")
+    add("--block-size", metavar="N", help="tokens of a page (default 64)")
     add("--gpu-util", metavar="X", help="fraction of the GPU's memory to use (default 0.9)")
     add("--reserve", metavar="BYTES", help="per GPU for activations and the runtime (default 2GiB)")
     add("--prefix", choices=("hash", "radix", "off"), help="design of the prefix cache (default hash)")
@@ -56,16 +56,16 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("TRACE: give a file or a recipe, or --calibrate")
     from dataclasses import replace
 
-    from kvlab.plan.plan import make_plan
     from kvlab.simulate import Simulator
     from kvlab.simulate.clock import machine_of
     from kvlab.simulate.options import simulate_options
+    from kvlab.simulate.simulator import simulated_plan
 
     trace, objective = load_of(args)
     names = ("gpu", "tp", "kv_dtype", "weight_dtype", "block_size", "gpu_util", "reserve", "prefix", "pools",
              "num_blocks", "max_num_seqs", "max_batched_tokens", "max_model_len")  # fmt: skip
     own, of_plan = simulate_options({name: getattr(args, name) for name in names})
-    plan = make_plan(args.model, max_batched_tokens=own.max_batched_tokens, **of_plan)
+    plan = simulated_plan(args.model, own, of_plan)
     machine = replace(machine_of(plan), overhead_s=args.step_overhead_ms / 1e3)
     result = Simulator(trace, plan, replace(own, objective=objective), machine).run(_bar).to_json()
     if sys.stderr.isatty():
