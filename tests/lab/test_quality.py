@@ -64,7 +64,10 @@ def test_full_precision_agrees_with_a_whole_prefill_and_with_itself(model) -> No
 def test_a_segment_read_as_one_chunk_scores_as_one_read_token_by_token(model) -> None:
     segments = torch.randint(64, (2, 40), generator=torch.Generator().manual_seed(4))
     names = ["int8", "int4", "fp8_e4m3"]
-    one, whole = score_formats(model, segments, names), score_in_chunks(model, segments, [*names, "int4,first=1:native"])
+    one, whole = (
+        score_formats(model, segments, names),
+        score_in_chunks(model, segments, [*names, "int4,first=1:native"]),
+    )
     for name in names:
         assert whole[name].kl == pytest.approx(one[name].kl, abs=2e-4)
         assert whole[name].nll == pytest.approx(one[name].nll, abs=2e-4)
