@@ -75,7 +75,7 @@ def random_requests(rng, model, count):
         yield prompt, params
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize("name", KINDS)
 def test_tokens_are_those_of_each_request_alone(name, seed):
     rng, model = random.Random(seed * 1000 + len(name)), kind(name)
