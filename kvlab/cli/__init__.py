@@ -23,7 +23,7 @@ COMMANDS = {
     "replay": "send a trace of requests to a server as it happened",
     "simulate": "run a trace on hardware you do not have",
     "parity": "compare the engine with transformers on a shrunken configuration",
-    "bench": "measure the engine against transformers, both in one run",
+    "bench": "measure the engine, attention or the prefix cache, both sides in one run",
     "kernels": "compile the Triton kernels ahead of time: registers, loads, tensor cores, roofline",
     "claims": "recompute the claims of the two texts and print the verdicts",
 }

@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-HELP = "measure the engine against transformers, both in one run"
+HELP = "measure the engine, attention or the prefix cache, both sides in one run"
 SCENARIOS = ("single", "mixed", "continuous", "long")
 RESULT = Path("book/results/bench_engine.json")
 PREFIX_RESULT = Path("book/results/bench_prefix.json")
