@@ -50,8 +50,8 @@ CASES = {
     "wide load": lambda: Launch(copy_rows, (1,), {"p_in": meta(4096), "p_out": meta(4096), "step": 1}, {"N": 1024}),
     "scalar load": lambda: Launch(copy_rows, (1,), {"p_in": meta(4096), "p_out": meta(4096), "step": 3}, {"N": 1024}),
     "spill": lambda: Launch(
-        many_values, (1,), {"p_in": meta(2**16, dtype=torch.float32), "p_out": meta(2**16, dtype=torch.float32),
-                            "rounds": 7}, {"N": 2**16}),
+        many_values, (1,), {"p_in": meta(2**14, dtype=torch.float32), "p_out": meta(2**14, dtype=torch.float32),
+                            "rounds": 7}, {"N": 2**14}),
     "product": lambda: Launch(
         product, (1,), {"p_a": meta(64, 64), "p_b": meta(64, 64), "p_out": meta(64, 64, dtype=torch.float32)},
         {"N": 64}),
