@@ -22,10 +22,11 @@ from kvlab.lab.measure_shape import CutShape, Workload, cut_shape, page_tokens
 from kvlab.lab.record import device_name
 from kvlab.models.facts import ModelConfig
 from kvlab.models.load import DTYPES, LoadedModel, empty_model
-from kvlab.ops.views import PageViews
+from kvlab.ops.views import PageViews, SegmentViews
 from kvlab.ops.write_kv import write_kv
 from kvlab.plan.explore import explorer_state
 from kvlab.plan.timing import StepTime, attention_operations, cache_read_bytes, step_time
+from kvlab.quant import get_codec
 from kvlab.schedule import Request, SamplingParams
 from kvlab.specs.pages import most_pages
 from kvlab.specs.units import human_bytes
@@ -177,14 +178,25 @@ def _fill_pages(engine: Engine, cancelled: Callable[[], bool]) -> None:
     for views in (v for layer in engine.storage.views(engine.spec) for v in layer if v is not None):
         _stop_if(cancelled)
         if isinstance(views, PageViews):
-            widths = [(size, rows.shape[1], rows.shape[3]) for rows in (views.k, views.v)]
-            rows = [torch.randn(w, generator=generator).to(device, engine.model.decoder.dtype) for w in widths]
+            shapes = [(size, views.k.shape[1], views.key_dim), (size, views.v.shape[1], views.value_dim)]
+            rows = [torch.randn(s, generator=generator).to(device, engine.model.decoder.dtype) for s in shapes]
             write_kv(*rows, views, slots)
         else:
-            for segment in views.segments.values():
-                segment[1].copy_(torch.randn(segment[1].shape, generator=generator))
+            _fill_segments(views, generator)
         views.buffer[2:] = views.buffer[1]
         views.buffer[0] = 0
+
+
+def _fill_segments(views: SegmentViews, generator: torch.Generator) -> None:
+    """Random values in page 1, stored as the format of each segment stores them."""
+    for name, stored in views.segments.items():
+        if name.endswith("_scale"):
+            continue
+        values = torch.randn((*stored[1].shape[:-1], views.width(name)), generator=generator)
+        codes, meta = get_codec(views.layout[name].format).encode(values)
+        stored[1].copy_(codes)
+        if meta is not None:
+            views[f"{name}_scale"][1].copy_(meta)
 
 
 def decode(engine: Engine, deadline: float, tell: Tell, cancelled: Callable[[], bool]) -> list[float]:

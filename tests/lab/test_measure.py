@@ -65,8 +65,17 @@ def test_the_predicted_speed_is_bytes_over_the_devices_rate() -> None:
 def test_what_the_engine_does_not_run_is_refused_before_anything_is_built() -> None:
     with pytest.raises(ValueError, match="the engine does not run this shape yet"):
         measure({"model": "qwen-7b"})
-    with pytest.raises(ValueError, match="nvfp4"):
-        measure({**TINY, "kv_dtype": "nvfp4"})
+    with pytest.raises(ValueError, match=r"kivi2.*stores groups of tokens"):
+        measure({**TINY, "kv_dtype": "kivi2"})
+
+
+@pytest.mark.parametrize("attention", ["gqa", "mla"])
+@pytest.mark.parametrize("kv_dtype", ["fp8_e5m2", "int8", "int4", "nvfp4", "mxfp4", "int3_had"])
+def test_packed_formats_are_measured_too(monkeypatch: pytest.MonkeyPatch, attention: str, kv_dtype: str) -> None:
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+    shape = {**TINY, "layers": 1, "attention": attention, "latent_dim": 24, "rope_dim": 8, "kv_dtype": kv_dtype}
+    found = measure(shape)
+    assert found["measured"]["kv_bytes"] == found["predicted"]["kv_bytes"] > 0
 
 
 def test_it_stops_when_asked() -> None:
