@@ -45,7 +45,7 @@ def load_of(args: argparse.Namespace) -> tuple[Any, Any]:
     if not trace.timed:
         raise ValueError(f"{trace.name}: has no arrival times; give --rate")
     for name in ("slo_ttft", "slo_tpot"):
-        if getattr(args, name) <= 0:
+        if not 0 < getattr(args, name) < float("inf"):
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be a positive number of seconds")
     return trace.faster(args.speed), Objective(args.slo_ttft, args.slo_tpot)
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = make_plan(args.target, **{name: getattr(args, name) for name in OPTIONS})
     found, both = plan.to_json(), {}
-    if args.draft:
+    if args.draft is not None:
         from kvlab.plan.draft import explain_draft, with_draft
 
         draft = make_plan(args.draft, **{name: getattr(args, name) for name in OPTIONS})

@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     from kvlab.simulate.options import simulate_options
     from kvlab.simulate.simulator import simulated_plan
 
+    if not 0 <= args.step_overhead_ms < float("inf"):
+        raise ValueError(f"--step-overhead-ms {args.step_overhead_ms}: must be a number of at least 0")
     trace, objective = load_of(args)
     names = ("gpu", "tp", "kv_dtype", "weight_dtype", "block_size", "gpu_util", "reserve", "prefix", "pools",
              "num_blocks", "max_num_seqs", "max_batched_tokens", "max_model_len")  # fmt: skip

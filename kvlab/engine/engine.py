@@ -149,20 +149,30 @@ class Engine:
         """What each prompt came to, in order. A prompt that is refused ends with "error"; the others go on.
 
         Raises:
-            ValueError: one text instead of a list of prompts: each of its letters would be a prompt.
+            ValueError: one text instead of a list of prompts, each of whose letters would be a prompt; not one params each.
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts {prompts[:20]!r}: must be a list of prompts, as in generate([prompt])")
         every = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
+        if len(every) != len(prompts):
+            raise ValueError(f"params of {len(every)}: must be one for each of {len(prompts)} prompts")
         requests: list[Request | Completion] = []
-        for prompt, own in zip(prompts, every, strict=True):
-            try:
-                requests.append(self.requests[self.add_request(prompt, own)])
-            except ValueError as refused:
-                requests.append(Completion(str(self._arrived - 1), [], "", "error", str(refused)))
-        while any(isinstance(r, Request) and r.finish_reason is None for r in requests):
-            self.step()
+        try:
+            for prompt, own in zip(prompts, every, strict=True):
+                requests.append(self._added(prompt, own))
+            while any(isinstance(r, Request) and r.finish_reason is None for r in requests):
+                self.step()
+        except BaseException:
+            for request in requests:
+                self.abort(request.request_id)
+            raise
         return [r if isinstance(r, Completion) else self._completion(r) for r in requests]
+
+    def _added(self, prompt: str | Sequence[int], params: SamplingParams | None) -> Request | Completion:
+        try:
+            return self.requests[self.add_request(prompt, params)]
+        except ValueError as refused:
+            return Completion(str(self._arrived - 1), [], "", "error", str(refused))
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Piece]:
         """The request's tokens and text as they come; leaving the loop early aborts the request.

@@ -56,7 +56,7 @@ def pool_sizes(layout: PoolLayout, options: EngineOptions, limits: Limits, devic
     """
     for reserve in in_flight_reserve(layout.groups, limits.max_model_len, limits.max_batched_tokens):
         if reserve.warning:
-            log.warning("%s", reserve.warning)
+            log.info("%s", reserve.warning)
     if options.num_blocks is not None:
         if options.kv_bytes is not None:
             raise ValueError("kv_bytes and num_blocks: give one of them")

@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 MAGIC = b"kvlab page 1\0\0\0\0"
@@ -35,14 +36,14 @@ class DiskStore:
         ValueError: the directory cannot be used, or a fingerprint of another length.
 
     Attributes:
-        failures: what went wrong, newest last; the engine goes on without the file.
+        failures: what went wrong, the newest 100, newest last; the engine goes on without the file.
     """
 
     def __init__(self, directory: str | Path, fingerprint: bytes, max_bytes: int) -> None:
         if len(fingerprint) != 32:
             raise ValueError(f"fingerprint of {len(fingerprint)} bytes: must have 32")
         self.directory, self.fingerprint, self.max_bytes = Path(directory), fingerprint, max_bytes
-        self.failures: list[str] = []
+        self.failures: deque[str] = deque(maxlen=100)
         self.used_bytes = 0
         # for tests: called between the stages of a write
         self.on_stage: Callable[[str], None] = lambda stage: None
@@ -77,7 +78,9 @@ class DiskStore:
             self._sync_directory()
         except OSError as error:
             self.failures.append(f"write: {error.strerror or error}")
-            unfinished.unlink(missing_ok=True)
+            for left in (unfinished, self._path(name)):
+                with suppress(OSError):
+                    left.unlink(missing_ok=True)
             return False
         self._files[name] = size
         self.used_bytes += size
@@ -97,7 +100,9 @@ class DiskStore:
             return False
         into[:] = payload
         self._files.move_to_end(name)
-        os.utime(self._path(name))
+        with suppress(OSError):
+            # the order of use, for the next process; a directory that is read only keeps the old one
+            os.utime(self._path(name))
         return True
 
     def _checked(self, name: bytes, data: bytes, length: int) -> memoryview:
@@ -179,7 +184,8 @@ class DiskStore:
         self.used_bytes -= self._files.pop(name, 0)
         self._notes.pop(name, None)
         if delete:
-            self._path(name).unlink(missing_ok=True)
+            with suppress(OSError):
+                self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: bytes) -> Path:
         return self.directory / (name.hex() + SUFFIX)

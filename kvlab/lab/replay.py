@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -48,10 +49,25 @@ class ReplayOptions:
     headers: dict[str, str] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
 
+    def __post_init__(self) -> None:
+        if not _is_address(self.url):
+            raise ValueError(f"url {self.url!r}: must be an address such as http://127.0.0.1:8000")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s {self.timeout_s}: must be a positive number of seconds")
+
     @property
     def base(self) -> str:
         """The server's address without /v1."""
         return self.url.rstrip("/").removesuffix("/v1")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        # a port that is no port
+        return False
 
 
 class Prompts:
@@ -115,7 +131,7 @@ class Replay:
     async def _model(self, client: httpx.AsyncClient) -> tuple[str, int]:
         try:
             answer = await client.get("/v1/models")
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.InvalidURL) as error:
             raise OSError(f"{self.options.base}: nobody answers ({error})") from None
         rows = answer.json().get("data", []) if answer.status_code == 200 else []
         row = next((r for r in rows if self.options.model in ("", r.get("id"))), {})

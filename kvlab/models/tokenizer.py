@@ -69,8 +69,15 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) or ""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of `text`; with the model's own start token if it has one and `special`."""
-        return self._backend.encode(text, add_special_tokens=special).ids
+        """The ids of `text`; with the model's own start token if it has one and `special`.
+
+        Raises:
+            ValueError: half of a surrogate pair in it, which is no text.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=special).ids
+        except TypeError:
+            raise ValueError(f"text {text[:20]!r}: must be text that UTF-8 can hold") from None
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
         """The text of `ids`; special tokens are written out only with `special`."""

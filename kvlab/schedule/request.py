@@ -97,6 +97,8 @@ class Request:
         self.salt: str = fields.pop("salt", "")
         self.adapter: str = fields.pop("adapter", "")
         self.media: tuple[str, ...] = tuple(fields.pop("media", ()))
+        _encodes("salt", self.salt)
+        _encodes("adapter", self.adapter)
         self.arrival: float = fields.pop("arrival", 0.0)
         self.number = self.preemptions = 0
         if fields:
@@ -120,3 +122,11 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.num_computed} of {len(self.tokens)} computed)"
+
+
+def _encodes(name: str, text: str) -> None:
+    """Refuses what keys of pages could not be made of, before a step meets it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} {text!r}: must be text that UTF-8 can hold") from None

@@ -79,7 +79,10 @@ class Service:
             return prompt
         if self.engine.model.tokenizer is None:
             raise invalid("prompt: the model has no tokenizer, give token ids", "prompt")
-        return await asyncio.to_thread(self.engine.model.tokenizer.encode, prompt)
+        try:
+            return await asyncio.to_thread(self.engine.model.tokenizer.encode, prompt)
+        except ValueError as error:
+            raise invalid(str(error), "prompt") from None
 
     async def chat_ids(self, call: ChatCall) -> list[int]:
         """Token ids of a conversation in the model's chat template."""

@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+LONGEST = 2**40
+"""Above every limit: an infinite one would stop what counts down from it."""
+
 
 @dataclass(frozen=True)
 class ServerLimits:
@@ -28,8 +31,8 @@ class ServerLimits:
 
     def __post_init__(self) -> None:
         for name, least in (("max_waiting", 0), ("max_choices", 1), ("max_body_bytes", 1), ("drain_s", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} {getattr(self, name)}: must be at least {least}")
+            if not least <= getattr(self, name) < LONGEST:
+                raise ValueError(f"{name} {getattr(self, name)}: must be at least {least} and below {LONGEST:,}")
 
 
 class Rejection(Exception):

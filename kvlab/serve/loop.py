@@ -172,7 +172,9 @@ class EngineLoop:
         """Aborts the requests of `flow` that are alive."""
         for request_id, live in list(self._live.items()):
             if live.flow is flow:
-                self.engine.abort(request_id)
+                # after a step that failed half-way the scheduler is not to be trusted with more
+                if self.failure is None:
+                    self.engine.abort(request_id)
                 self._forget(request_id)
 
     def _run(self) -> None:
@@ -231,9 +233,9 @@ class EngineLoop:
             self._post(home, lambda items=items: [flow.put(index, delta) for flow, index, delta in items])
 
     def _forget(self, request_id: str) -> None:
-        del self._live[request_id]
-        self._hits.pop(request_id, None)
-        self._add_count(-1)
+        if self._live.pop(request_id, None):
+            self._hits.pop(request_id, None)
+            self._add_count(-1)
 
     def _hear(self, event: Event) -> None:
         # what a later admission finds again after a preemption is no saving of the prompt
@@ -270,5 +272,6 @@ class EngineLoop:
             # its loop is closed: nobody reads any more
             for request_id, live in list(self._live.items()):
                 if live.flow.home is home:
-                    self.engine.abort(request_id)
+                    if self.failure is None:
+                        self.engine.abort(request_id)
                     self._forget(request_id)

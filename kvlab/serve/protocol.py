@@ -10,6 +10,9 @@ from kvlab.engine import SamplingParams
 from kvlab.serve.limits import Rejection, invalid
 
 # a value other than these changes the answer, and this server would give the unchanged one
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1024
+"""Stop strings are looked for in every piece of every answer, between other people's pieces."""
+
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logprobs": (None, False), "top_logprobs": (None, 0), "echo": (None, False), "suffix": (None, ""),
     "best_of": (None, 1), "logit_bias": (None, {}), "presence_penalty": (None, 0), "frequency_penalty": (None, 0),
@@ -62,6 +65,12 @@ class Call(BaseModel):
             raise invalid(f"n {self.n}: must be at least 1", "n")
         if "" in self.stops:
             raise invalid("stop: must not hold an empty string", "stop")
+        if len(self.stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in self.stops):
+            raise invalid(f"stop: at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters", "stop")
+        try:
+            self.cache_salt.encode()
+        except UnicodeEncodeError:
+            raise invalid("cache_salt: must be text that UTF-8 can hold", "cache_salt") from None
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -19,7 +19,10 @@ def bind(host: str, port: int) -> socket.socket:
 
     Raises:
         OSError: the port is taken, or not ours to take.
+        ValueError: no port has that number.
     """
+    if not 0 <= port < 2**16:
+        raise ValueError(f"port {port}: must be from 0 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

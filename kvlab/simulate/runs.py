@@ -54,8 +54,8 @@ class DecodeRuns:
     def take(self, now: float, next_arrival: float) -> list[float]:
         """The times at which the steps of a run end; every running request got a token at each of them.
 
-        It ends before a step in which a request would end or pages are short, and with the step in which the next
-        request arrives where that one could be admitted.
+        It ends before a step in which a request would end or pages are short, with the step in which the next request
+        arrives where that one could be admitted, and with one that gives pages back while somebody waits.
         """
         scheduler = self._scheduler
         self._running = running = sorted(scheduler.running, key=scheduler.policy.rank)
@@ -69,7 +69,9 @@ class DecodeRuns:
             lengths = [n + 1 for n in lengths]
             now += self._clock.decode_seconds(lengths)
             times.append(now)
-            self._certain(lengths)
+            if self._certain(lengths) and not self.open_queue:
+                # pages behind windows went back: somebody who waits may come in now
+                break
         if times:
             for request, n in zip(running, lengths, strict=True):
                 self._grow(request, n + 1)
@@ -92,12 +94,15 @@ class DecodeRuns:
             if any(not n % size for size in self._sizes)
         )
 
-    def _certain(self, lengths: list[int]) -> None:
+    def _certain(self, lengths: list[int]) -> int:
+        """Pages given back now that the running requests have `lengths` tokens."""
+        given_back = 0
         for request, n in zip(self._running, lengths, strict=True):
             if self._windows or any(not n % size for size in self._sizes):
                 # pages are cached by the tokens in them
                 self._grow(request, n)
-                self._cache.advance(request.request_id, n)
+                given_back += self._cache.advance(request.request_id, n)
+        return given_back
 
     def _grow(self, request: Request, length: int) -> None:
         token = self._token_of(request.request_id)
@@ -105,4 +110,4 @@ class DecodeRuns:
 
     def _seen(self) -> tuple[int, ...]:
         counts = self._scheduler.events.counts
-        return tuple(counts.get(kind, 0) for kind in ("admit", "preempt", "arrive"))
+        return tuple(counts.get(kind, 0) for kind in ("admit", "preempt", "arrive", "release"))

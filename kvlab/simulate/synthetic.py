@@ -48,10 +48,10 @@ class Recipe:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
         for name in ("rate", "burstiness"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} {getattr(self, name)}: must be a positive number")
-        if self.spread < 0 or self.prefix < 0:
-            raise ValueError(f"spread {self.spread}, prefix {self.prefix}: must not be negative")
+            if not 1e-9 <= getattr(self, name) <= 1e9:
+                raise ValueError(f"{name} {getattr(self, name)}: must be from 1e-9 to 1e9")
+        if not (0 <= self.spread <= 10 and self.prefix >= 0):
+            raise ValueError(f"spread {self.spread}, prefix {self.prefix}: must not be negative, spread at most 10")
 
 
 def parse_recipe(text: str) -> Recipe:

@@ -64,8 +64,8 @@ class Trace:
 
     def faster(self, speed: float) -> Trace:
         """The same requests with all gaps divided by `speed`."""
-        if not 0 < speed < math.inf:
-            raise ValueError(f"speed {speed}: must be a positive number")
+        if not 1e-9 <= speed <= 1e9:
+            raise ValueError(f"speed {speed}: must be from 1e-9 to 1e9")
         return replace(self, requests=tuple(replace(r, arrival_s=r.arrival_s / speed) for r in self.requests))
 
     def arriving(self, arrivals: Iterable[float]) -> Trace:

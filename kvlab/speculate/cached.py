@@ -124,7 +124,11 @@ class CachedProposer:
         shadow = self.shadows.setdefault(request.request_id, Shadow(request.request_id))
         computed = self.cache.computed.get(request.request_id, 0)
         if computed:
-            self.cache.truncate(request.request_id, min(computed, self._certain(request, shadow)))
+            try:
+                self.cache.truncate(request.request_id, min(computed, self._certain(request, shadow)))
+            except ValueError:
+                # cut back further than its windows reach: its network begins again
+                self.cache.free(request.request_id)
         known = self._fed(request)
         shadow.tokens = array("i", known)
         return self.cache.allocate(request.request_id, len(known) + count - 1)

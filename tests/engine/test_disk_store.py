@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_no_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     assert not disk.write(NAME, memoryview(PAYLOAD))
     assert (list(tmp_path.iterdir()), disk.used_bytes, disk.has(NAME)) == ([], 0, False)
-    assert disk.failures == ["write: No space left on device"]
+    assert list(disk.failures) == ["write: No space left on device"]
     monkeypatch.undo()
     assert disk.write(NAME, memoryview(PAYLOAD)) and read(disk) == PAYLOAD
 

@@ -8,6 +8,7 @@ import torch
 
 from kvlab.engine import Engine, EngineOptions, SamplingParams
 from kvlab.models.load import from_state_dict
+from kvlab.schedule import Request
 
 PROMPT = [5, 3, 8, 1, 40]
 
@@ -251,3 +252,23 @@ def test_lower_precision_is_really_stored(llama, monkeypatch):
     error = {name: float((x - exact).abs().max()) for name, x in logits.items()}
     assert error["fp64"] < 1e-10 < 1e-4 < error["bf16"] < error["fp8_e4m3"]
     assert torch.isfinite(logits["fp8_e4m3"]).all()
+
+
+def test_nothing_stays_behind_when_a_call_for_several_prompts_fails(llama, monkeypatch):
+    engine = engine_of(llama)
+    with pytest.raises(ValueError, match="params of 1: must be one for each of 2 prompts"):
+        engine.generate([[1, 2], [3, 4]], [SamplingParams()])
+
+    def breaks(*_):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine.runner, "run", breaks)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.generate([[1, 2], [3, 4]])
+    assert not engine.requests and not engine.scheduler.has_work and engine.cache.held_bytes == 0
+
+
+@pytest.mark.parametrize("field", ["salt", "adapter"])
+def test_keys_that_utf8_cannot_hold_are_refused_at_arrival(field):
+    with pytest.raises(ValueError, match=f"{field} .*must be text that UTF-8 can hold"):
+        Request("a", [1, 2], SamplingParams(), **{field: "\ud800"})

@@ -164,6 +164,8 @@ def test_large_body_is_413_whether_or_not_it_says_its_length(server, client):
         ({"n": 0}, "n 0: must be at least 1"),
         ({"logprobs": 2}, "logprobs: is not supported"),
         ({"stop": [""]}, "stop: must not hold an empty string"),
+        ({"stop": ["x"] * 17}, "stop: at most 16 strings of at most 1024"),
+        ({"stop": "x" * 1025}, "stop: at most 16 strings of at most 1024"),
         ({"prompt": []}, "prompt: must hold at least one"),
         ({"prompt": [61]}, "token id 61 must be at least 0 and below the vocabulary's 61"),
         ({"prompt": {"text": "w5"}}, "prompt"),
@@ -173,6 +175,17 @@ def test_large_body_is_413_whether_or_not_it_says_its_length(server, client):
 def test_wrong_value_is_400_and_says_which(client, ask, reason):
     with pytest.raises(openai.BadRequestError, match=reason):
         client.completions.create(**({"model": "tiny", "prompt": "w5"} | ask))
+
+
+def test_text_that_utf8_cannot_hold_is_400_and_the_server_goes_on(server, client):
+    """A lone surrogate is valid JSON, but no key of a page can be made of it."""
+    netloc = urlsplit(server.url).netloc
+    for field in ('"cache_salt": "\\ud800"', '"prompt": "\\ud800"'):
+        connection = http.client.HTTPConnection(netloc, timeout=10)
+        body = '{"model": "tiny", "prompt": "w5", ' + field + "}"
+        connection.request("POST", "/v1/completions", body=body, headers={"Content-Type": "application/json"})
+        assert connection.getresponse().status == 400, field
+    assert client.completions.create(model="tiny", prompt="w5", max_tokens=1).choices[0].finish_reason == "length"
 
 
 def test_unknown_model_is_404(client):

@@ -111,13 +111,18 @@ def test_prompts_without_ids_share_nothing_and_blocks_are_cut_to_the_prompt():
         ("llama-3.1-8b", {"max_num_seqs": 6, "max_batched_tokens": 300}),
         ("llama-3.1-8b", {"num_blocks": 90, "max_model_len": 1300, "max_batched_tokens": 256, "prefix": "radix"}),
         ("gemma-2-9b", {"num_blocks": 150, "max_model_len": 1000, "max_batched_tokens": 256}),
+        # pages behind a window of 128 go back while others wait for them
+        ("gpt-oss-20b", {"num_blocks": 90, "max_model_len": 1000, "max_batched_tokens": 256, "prefix": "off"}),
+        ("gpt-oss-20b", {"num_blocks": 150, "max_model_len": 1000, "max_batched_tokens": 256, "prefix": "off"}),
         ("jamba-1.5-mini", {"max_num_seqs": 5}),
     ],
-    ids=["few places", "few pages", "windows", "states"],
+    ids=["few places", "few pages", "windows", "short windows", "more pages", "states"],
 )
 def test_runs_of_equal_steps_change_nothing(model, options, seed):
     """The same times, steps, hits, preemptions and peak as with every step scheduled."""
-    recipe = Recipe(n=16, rate=400, burstiness=0.3, prompt=120, output=40, spread=0.7, prefix=64, prefixes=2, seed=seed)
+    recipe = Recipe(
+        n=16, rate=400, burstiness=0.3, prompt=120, output=100, spread=0.7, prefix=64, prefixes=2, seed=seed
+    )
     trace, own = synthetic(recipe).clipped(900), SimulateOptions(**options)
     plan = make_plan(model, gpu="h200", max_batched_tokens=own.max_batched_tokens)
     fast, slow = (Simulator(trace, plan, own, fast=f).run() for f in (True, False))

@@ -54,8 +54,10 @@ def test_equal_recipes_give_equal_traces_and_other_seeds_others():
         ("random:m=3", "recipe 'm': must be one of n, rate"),
         ("random:n=x", "recipe 'n=x': must be a int"),
         ("random:n=0", "n 0: must be at least 1"),
-        ("random:rate=0", "rate 0.0: must be a positive number"),
-        ("random:burstiness=-1", "burstiness -1.0: must be a positive number"),
+        ("random:rate=0", "rate 0.0: must be from 1e-9 to 1e9"),
+        ("random:rate=1e-300", "rate 1e-300: must be from 1e-9 to 1e9"),
+        ("random:spread=1000", "spread 1000.0, prefix 0: must not be negative, spread at most 10"),
+        ("random:burstiness=-1", "burstiness -1.0: must be from 1e-9 to 1e9"),
         ("random:spread=-1", "spread -1.0"),
     ],
 )

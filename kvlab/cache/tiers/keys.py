@@ -15,7 +15,12 @@ from collections.abc import Iterable
 def root_digest(fingerprint: bytes, request) -> bytes:
     """What the names of a request's pages start from: the model and its storage, and the request's own setting."""
     digest = hashlib.sha256(b"kvlab saved pages 1")
-    for part in (fingerprint, request.adapter.encode(), request.salt.encode(), *(repr(m).encode() for m in request.media)):
+    for part in (
+        fingerprint,
+        request.adapter.encode(),
+        request.salt.encode(),
+        *(repr(m).encode() for m in request.media),
+    ):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
