@@ -97,8 +97,8 @@ def close_dialogs(page: object) -> None:
         page.wait_for_timeout(1000)
 
 
-def run_all(page: object) -> None:
-    """Run > Run All Cells until every cell has run.
+def run_all(page: object, cells: int) -> None:
+    """Run > Run All Cells until all `cells` code cells have run; JupyterLab draws them little by little.
 
     JupyterLab shows "idle" before it has a kernel, and forgets what it is asked meanwhile: so a run of which nothing is
     seen for six seconds is asked for again, as a person would.
@@ -106,7 +106,7 @@ def run_all(page: object) -> None:
     end, quiet = time.monotonic() + RUN_SECONDS, 3
     while time.monotonic() < end:
         prompts = page.evaluate(PROMPTS)
-        if prompts and all(re.fullmatch(r"\[\d+\]:", p) for p in prompts):
+        if len(prompts) == cells and all(re.fullmatch(r"\[\d+\]:", p) for p in prompts):
             return
         status = page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
         quiet = quiet + 1 if status == "idle" and "[*]:" not in prompts else 0
@@ -133,7 +133,7 @@ def test_a_reader_runs_a_chapter_and_measures(lab, chromium) -> None:
     page = context.new_page()
     page.goto(f"{address}/lab/tree/chapters/{chapter.name}?token={token}")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell")
-    run_all(page)
+    run_all(page, code_cells)
 
     assert page.locator(".jp-CodeCell").count() == code_cells
     assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
