@@ -12,7 +12,6 @@ under it, unless a term says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 
 from kvlab.specs.cache_spec import CacheSpec
 from kvlab.specs.formats import StorageFormat, get_format
@@ -42,7 +41,6 @@ class Term:
         return here and self.kind in ("", part.kind)
 
 
-@cache
 def parse_rule(rule: str) -> tuple[Term, ...]:
     """The terms of `rule`, in order.
 
