@@ -82,10 +82,7 @@ class DiskStore:
                 with suppress(OSError):
                     left.unlink(missing_ok=True)
             return False
-        self._files[name] = size
-        self.used_bytes += size
-        if note:
-            self._notes[name] = note
+        self._enter(name, size, note)
         return True
 
     def read(self, name: bytes, into: memoryview) -> bool:
@@ -130,11 +127,14 @@ class DiskStore:
                 path.unlink(missing_ok=True)
             elif path.suffix == SUFFIX and (entry := self._header(path)):
                 found.append((path.stat().st_mtime_ns, entry))
-        for _, (name, size, note) in sorted(found):
-            self._files[name] = size
-            self.used_bytes += size
-            if note:
-                self._notes[name] = note
+        for _, entry in sorted(found):
+            self._enter(*entry)
+
+    def _enter(self, name: bytes, size: int, note: str) -> None:
+        self._files[name] = size
+        self.used_bytes += size
+        if note:
+            self._notes[name] = note
 
     def _header(self, path: Path) -> tuple[bytes, int, str] | None:
         """(name, bytes, note) of a file that claims this fingerprint and its own name, else None."""
