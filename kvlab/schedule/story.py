@@ -21,6 +21,7 @@ from kvlab.specs.formats import get_format
 from kvlab.specs.layout import group_parts
 from kvlab.specs.model import LayerSpec, ModelSpec
 from kvlab.specs.parts import Attention, SlidingWindow
+from kvlab.specs.settings import over_defaults, whole_number
 
 MOST_STEPS = 300
 NAMES = "ABCDEFGH"
@@ -65,12 +66,9 @@ def story_params(params: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: an unknown setting, or one out of its range; it is named.
     """
-    for name in params:
-        if name not in DEFAULTS:
-            raise ValueError(f"setting {name!r}: must be one of {', '.join(DEFAULTS)}")
-    found = {**DEFAULTS, **params}
+    found = over_defaults(DEFAULTS, params)
     for name, (low, high) in RANGES.items():
-        found[name] = _whole(name, found[name], low, high)
+        found[name] = whole_number(name, found[name], low, high)
     for name, known in CHOICES.items():
         if found[name] not in known:
             raise ValueError(f"{name} {found[name]!r}: must be one of {', '.join(known)}")
@@ -84,17 +82,11 @@ def story_params(params: dict[str, Any]) -> dict[str, Any]:
 def _request_numbers(name: str, row: Any) -> list[int]:
     if not isinstance(row, list | tuple) or len(row) != len(REQUEST_RANGES):
         raise ValueError(f"request {name}: must be {', '.join(label for label, _, _ in REQUEST_RANGES)}")
-    numbers = [_whole(f"{label} of request {name}", value, low, high)
+    numbers = [whole_number(f"{label} of request {name}", value, low, high)
                for value, (label, low, high) in zip(row, REQUEST_RANGES, strict=True)]  # fmt: skip
     if numbers[3] > numbers[0]:
         raise ValueError(f"shared of request {name} {numbers[3]}: must be at most its prompt, {numbers[0]}")
     return numbers
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{name} {value!r}: must be a whole number from {low} to {high}")
-    return value
 
 
 def story_state(params: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from kvlab.simulate.options import PREFIX
 from kvlab.simulate.simulator import simulate
 from kvlab.simulate.traces import Trace, parse_trace
 from kvlab.specs.catalogue import names
+from kvlab.specs.settings import over_defaults, whole_number
 from kvlab.specs.units import human_bytes
 
 Tell = Callable[[int, int, str], object]
@@ -49,14 +50,9 @@ def simulate_params(params: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: an unknown setting, or one out of its range; it is named.
     """
-    for name in params:
-        if name not in DEFAULTS:
-            raise ValueError(f"setting {name!r}: must be one of {', '.join(DEFAULTS)}")
-    found = {**DEFAULTS, **params}
+    found = over_defaults(DEFAULTS, params)
     for name, (low, high) in RANGES.items():
-        value = found[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ValueError(f"{name} {value!r}: must be a whole number from {low} to {high}")
+        found[name] = whole_number(name, found[name], low, high)
     for name, known in (("model", names()), ("gpu", gpus()), ("prefix", PREFIX), ("weight_dtype", WEIGHTS)):
         if found[name] not in known:
             raise ValueError(f"{name} {found[name]!r}: must be one that kvlab knows")
