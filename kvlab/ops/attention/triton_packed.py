@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvlab.ops.attention.triton_tiles import LOG2E, capped, finish, page_rows, place, product, soften
+from kvlab.ops.attention.triton_tiles import LOG2E, capped, finish, fp8_floats, page_rows, place, product, soften
 
 
 @triton.jit
@@ -130,10 +130,7 @@ def spread(b_group, N: tl.constexpr, D: tl.constexpr):
 def scale_floats(b_bits, KIND: tl.constexpr):
     """Scales given as uint8: "e4m3" an 8-bit float, "e8m0" an exponent, whose 255 is NaN."""
     if KIND == "e4m3":
-        b_wide = b_bits.to(tl.int16)
-        b_half = ((b_wide & 0x80) << 8) | ((b_wide & 0x7F) << 7)
-        b_value = b_half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        return tl.where((b_wide & 0x7F) == 0x7F, float("nan"), b_value)
+        return fp8_floats(b_bits, tl.float32)
     b_wide = b_bits.to(tl.int32)
     # exponent 0 stands for 2**-127, which fp32 holds as a subnormal number
     b_value = tl.where(b_wide == 0, 0x00400000, b_wide << 23).to(tl.float32, bitcast=True)
