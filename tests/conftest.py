@@ -1,11 +1,15 @@
-"""For all tests: helpers, and other seeds for those that draw random schedules (`make fuzz`)."""
+"""For all tests: helpers, Triton's interpreter, and other seeds for those that draw random schedules (`make fuzz`)."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+# chosen before anything imports triton; ahead-of-time compilation is tested in processes of its own
+os.environ["TRITON_INTERPRET"] = "1"
 
 # tests import the helpers that several rooms share
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
