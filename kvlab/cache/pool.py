@@ -5,10 +5,10 @@ Invariants:
     a block is in the free list exactly when its reference count is 0 and the prefix cache has no use for it;
     free + idle + held = num_blocks - 1, where idle blocks are cached and nobody holds them.
 
-The free list is doubly linked through two arrays, so any block can be taken out of its middle in constant time.
-Node 0, the null block, is its head and tail. Idle blocks are in none of its places: the prefix cache has them in the
-order in which it gives them up (`kvlab.cache.prefix.order`).
-Source: vLLM v1/core/block_pool.py; it differs by counting down with a check, so a double free fails where it happens.
+The free list is a stack: what was freed last is taken first. Idle blocks are not in it: the prefix cache has them in the
+order in which it gives them up (`kvlab.cache.prefix.order`), so nothing is ever taken out of the stack's middle.
+Source: vLLM v1/core/block_pool.py, whose doubly linked list also holds idle blocks; it differs further by counting down
+with a check, so a double free fails where it happens.
 """
 
 from __future__ import annotations
@@ -42,23 +42,25 @@ class BlockPool:
             raise ValueError(f"order: must hold every block id from 1 to {num_blocks - 1} once")
         self.num_blocks = num_blocks
         self.references = array("i", bytes(4 * num_blocks))
-        self.num_free = num_blocks - 1
         # blocks that the prefix cache can find, and how many of them nobody holds
         self.cached, self.num_idle = bytearray(num_blocks), 0
         self.on_free: Callable[[list[int]], None] | None = None
         self.on_idle: Callable[[list[int]], None] | None = None
-        self.on_busy: Callable[[int], None] | None = None
+        self.on_busy: Callable[[list[int]], None] | None = None
         # asked to give up idle blocks until so many are free
         self.on_short: Callable[[int], None] | None = None
-        self._next = array("i", bytes(4 * num_blocks))
-        self._prev = array("i", bytes(4 * num_blocks))
-        for block in order:
-            self._insert_after(self._prev[NULL_BLOCK], block)
+        # the next to be handed out is the last
+        self._free = list(order)[::-1]
 
     @property
     def units(self) -> BlockPool:
         """The pool that units come from: itself."""
         return self
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken."""
+        return len(self._free)
 
     @property
     def num_open(self) -> int:
@@ -90,28 +92,26 @@ class BlockPool:
             self.on_short(count)
         if count > self.num_free:
             raise ValueError(f"count {count}: only {self.num_free} blocks are free")
-        blocks, block, following, references = [], self._next[NULL_BLOCK], self._next, self.references
-        for _ in range(count):
+        rest, references = self.num_free - count, self.references
+        blocks = self._free[rest:]
+        blocks.reverse()
+        del self._free[rest:]
+        for block in blocks:
             references[block] = 1
-            blocks.append(block)
-            block = following[block]
-        following[NULL_BLOCK], self._prev[block] = block, NULL_BLOCK
-        self.num_free -= count
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each block; a free or idle one is held from now on."""
+        """Adds a reference to each block, which is held or idle; an idle one is held from now on."""
+        references, cached, busy = self.references, self.cached, []
         for block in blocks:
             assert block != NULL_BLOCK, "the null block is not counted"
-            if not self.references[block]:
-                if self.cached[block]:
-                    self.num_idle -= 1
-                    if self.on_busy:
-                        self.on_busy(block)
-                else:
-                    self._unlink(block)
-                    self.num_free -= 1
-            self.references[block] += 1
+            if not references[block]:
+                assert cached[block], f"block {block} is free: nobody can touch it"
+                busy.append(block)
+            references[block] += 1
+        self.num_idle -= len(busy)
+        if busy and self.on_busy:
+            self.on_busy(busy)
 
     def free(self, blocks: Sequence[int]) -> None:
         """Drops one reference per listed block; null blocks are skipped.
@@ -129,8 +129,7 @@ class BlockPool:
                 references[block] = left
                 if not left:
                     (idle if cached[block] else released).append(block)
-        self._put_first(released)
-        self.num_free += len(released)
+        self._free += released
         self.num_idle += len(idle)
         if idle and self.on_idle:
             self.on_idle(idle)
@@ -144,54 +143,27 @@ class BlockPool:
             cached[block] = 0
             if not references[block]:
                 released.append(block)
-        self._put_first(released)
+        self._free += released
         self.num_idle -= len(released)
-        self.num_free += len(released)
         if released and self.on_free:
             self.on_free(released)
 
-    def _put_first(self, blocks: Sequence[int]) -> None:
-        """Links `blocks` into the front of the free list, the last of them first."""
-        following, before, first = self._next, self._prev, self._next[NULL_BLOCK]
-        for block in blocks:
-            following[block], before[first] = first, block
-            first = block
-        following[NULL_BLOCK], before[first] = first, NULL_BLOCK
-
     def free_blocks(self) -> Iterator[int]:
         """The free blocks in the order in which they will be handed out."""
-        block = self._next[NULL_BLOCK]
-        while block != NULL_BLOCK:
-            yield block
-            block = self._next[block]
+        return reversed(self._free)
 
     def check_invariants(self) -> None:
-        """Asserts that the list is whole both ways and agrees with the counts.
+        """Asserts that the free list holds exactly what nobody holds and the prefix cache has no use for, once.
 
         Raises:
             AssertionError: which invariant is broken, and at which block.
         """
-        forward = list(self.free_blocks())
-        backward, block = [], self._prev[NULL_BLOCK]
-        while block != NULL_BLOCK:
-            backward.append(block)
-            block = self._prev[block]
-        assert forward == backward[::-1], "the free list reads differently backwards"
-        assert len(forward) == self.num_free, f"{len(forward)} blocks in the free list, {self.num_free} counted"
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is in the free list twice"
         assert self.references[NULL_BLOCK] == 0, "the null block is counted"
-        free = set(forward)
         for block in range(1, self.num_blocks):
             count = self.references[block]
             held = count > 0 or self.cached[block] > 0
             assert count >= 0 and held != (block in free), f"block {block}: {count} references, free and held"
         idle = sum(1 for block in range(1, self.num_blocks) if self.cached[block] and not self.references[block])
         assert idle == self.num_idle, f"{idle} blocks are cached and unused, {self.num_idle} counted"
-
-    def _insert_after(self, node: int, block: int) -> None:
-        after = self._next[node]
-        self._next[node], self._prev[block] = block, node
-        self._next[block], self._prev[after] = after, block
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before], self._prev[after] = after, before

@@ -37,7 +37,7 @@ class SectorPages:
         self._busy, self._idle = array("i", bytes(4 * units.num_blocks)), array("i", bytes(4 * units.num_blocks))
         self.on_free: Callable[[list[int]], None] | None = None
         self.on_idle: Callable[[list[int]], None] | None = None
-        self.on_busy: Callable[[int], None] | None = None
+        self.on_busy: Callable[[list[int]], None] | None = None
         self.on_short: Callable[[int], None] | None = None
         # free pages of held sectors, the sector that opened first at the front
         self._open: dict[int, list[int]] = {}
@@ -83,7 +83,8 @@ class SectorPages:
         return pages
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each page, which is held or idle."""
+        """Adds a reference to each page, which is held or idle; an idle one is held from now on."""
+        busy = []
         for page in blocks:
             assert page != NULL_BLOCK, "the null page is not counted"
             if self.references[page]:
@@ -92,8 +93,9 @@ class SectorPages:
             assert self.cached[page], f"page {page} is free: nobody can touch it"
             self.references[page] = 1
             self._count(page, 1, -1)
-            if self.on_busy:
-                self.on_busy(page)
+            busy.append(page)
+        if busy and self.on_busy:
+            self.on_busy(busy)
 
     def _count(self, page: int, held: int, idle: int) -> None:
         """Counts one more, or one fewer, held and idle page in the page's sector."""

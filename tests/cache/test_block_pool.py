@@ -33,10 +33,11 @@ def test_a_shared_block_stays_until_its_last_holder_leaves():
     assert list(pool.free_blocks()) == [2, 1, 3]
 
 
-def test_touch_takes_a_free_block_out_of_the_middle_of_the_list():
+def test_nobody_can_touch_a_free_block():
     pool = BlockPool(6)
-    pool.touch([3])
-    assert (list(pool.free_blocks()), pool.num_free, pool.references[3]) == ([1, 2, 4, 5], 4, 1)
+    with pytest.raises(AssertionError, match="block 3 is free"):
+        pool.touch([3])
+    assert (list(pool.free_blocks()), pool.references[3]) == ([1, 2, 3, 4, 5], 0)
     pool.check_invariants()
 
 

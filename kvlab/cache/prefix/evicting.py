@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
 from kvlab.cache.prefix.index import Column, PrefixIndex
@@ -54,8 +54,7 @@ class Evicting:
         self.now, gone = now, 0
         for order in self.orders:
             items = order.expired(now)
-            for item in items:
-                order.remove(item)
+            order.remove(items)
             self._drop(items, order)
             gone += len(items)
         return gone
@@ -64,18 +63,14 @@ class Evicting:
         """How many pages were dropped: all that nobody holds. For a change of tokenizer, template or weights."""
         return sum(self.evict(pool, len(order)) for pool, order in enumerate(self.orders))
 
-    def distrust(self, pages: Sequence[tuple[int, int]]) -> int:
-        """How many of these (group, page) were dropped: those in the cache that nobody holds. What a request computed
-        that ended with logits that are not finite must not be found by others."""
-        gone = 0
-        for group, page in pages:
-            pool, order = self.pools[group], self.orders[self._layout.pool_of(group)]
-            if pool.cached[page] and not pool.references[page]:
-                item = page + self.columns[self.rules[group].columns[0]].base
-                order.remove(item)
-                self._drop([item], order)
-                gone += 1
-        return gone
+    def _expel(self, group: int, pages: Iterable[int]) -> int:
+        """How many of a group's cached pages were dropped at once, those that somebody holds included."""
+        pool, order = self.pools[group], self.orders[self._layout.pool_of(group)]
+        base = self.columns[self.rules[group].columns[0]].base
+        items = [page + base for page in pages if page]
+        order.remove([item for item in items if not pool.references[item - base]])
+        self._drop(items, order)
+        return len(items)
 
     def steal(self, group: int, page: int) -> None:
         """Takes an unused page out of the cache with what is in it: it has one holder from now on, and no name."""

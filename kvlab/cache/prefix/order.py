@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from kvlab.cache.prefix.options import PrefixOptions
 
@@ -36,14 +37,17 @@ class LeastRecent:
         """`items` are unused from now on; the first of them goes first."""
         self._idle.update(dict.fromkeys(items, now))
 
-    def remove(self, item: int) -> None:
-        """`item` is in use, or gone."""
-        del self._idle[item]
+    def remove(self, items: Sequence[int]) -> None:
+        """`items` are in use, or gone."""
+        idle = self._idle
+        for item in items:
+            del idle[item]
 
     def take(self, count: int) -> list[int]:
         """The items that go, at most `count`; they are no longer here."""
-        pop = self._idle.popitem
-        return [pop(last=False)[0] for _ in range(min(count, len(self._idle)))]
+        found = list(islice(self._idle, count))
+        self.remove(found)
+        return found
 
     def expired(self, now: float) -> list[int]:
         """The items that were unused for too long, in the order in which they go; they are still here."""

@@ -78,7 +78,9 @@ class PrefixCache(Evicting):
             pool.on_idle = lambda pages, order=order, start=start: order.add(
                 [page + start for page in pages] if start else pages, self.now
             )
-            pool.on_busy = lambda page, order=order, start=start: order.remove(page + start)
+            pool.on_busy = lambda pages, order=order, start=start: order.remove(
+                [page + start for page in pages] if start else pages
+            )
 
     # finding
 
@@ -251,6 +253,15 @@ class PrefixCache(Evicting):
             if units < standing.handle.units:
                 self.index.retreat(standing.handle, standing.history, units)
             standing.history.cut(tokens)
+
+    def distrust(self, request_id: str) -> int:
+        """How many pages were dropped: all that are cached of the history that the request stands on, in every group,
+        whoever holds them. Its numbers are not finite, and it may have read that from any of them."""
+        standing = self._standing.get(request_id)
+        if standing is None:
+            return 0
+        path = self.index.walk(standing.history, standing.handle.units)
+        return sum(self._expel(rule.group, list(rule.pages(path, path.units))) for rule in self.rules)
 
     def end(self, request_id: str, tables: Sequence[array[int]]) -> None:
         """The request is about to give its pages back."""

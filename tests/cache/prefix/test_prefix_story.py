@@ -66,7 +66,7 @@ def test_what_was_evicted_leaves_no_hit_behind_it(design):
     driver = Driver(design=design, num_blocks=4)
     driver.run("a", TEXT)
     driver.prefix.index.drop([1])
-    driver.manager.pools[0].on_busy(1)
+    driver.manager.pools[0].on_busy([1])
     driver.manager.pools[0].uncache([1])
     assert driver.start("b", [*TEXT, 7][:12]) == 0
     assert driver.prefix.counters.hits == 0
@@ -144,7 +144,7 @@ def test_a_window_needs_its_last_pages_alone(design):
     driver.end("b")
     # without the page of tokens 20 to 23 no run of two pages ends behind it, up to 20
     item = 6
-    driver.prefix.orders[0].remove(item)
+    driver.prefix.orders[0].remove([item])
     driver.prefix._drop([item], driver.prefix.orders[0])
     driver.manager.check_invariants()
     assert driver.start("c", [*text, 1]) == 20
@@ -157,7 +157,7 @@ def test_groups_agree_on_the_longest_length_that_all_have(design):
     driver.run("a", text)
     base = driver.prefix.columns[1].base
     for page in (7, 6):  # the window's pages of tokens 20 to 27
-        driver.prefix.orders[1].remove(base + page)
+        driver.prefix.orders[1].remove([base + page])
         driver.prefix._drop([base + page], driver.prefix.orders[1])
     hit = driver.manager.match(_request("b", [*text, 1]))
     assert driver.prefix.by_group(hit) == {"full": 28, "sliding7": 20}
