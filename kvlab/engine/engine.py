@@ -133,7 +133,7 @@ class Engine:
                 self.copy_pages(self.cache.copies_for(chunk.request.request_id, chunk.start + chunk.count))
         self._note_peak(step)
         picked = drafting.settle(step, tokens) if drafting else [None if t < 0 else t for t in tokens]
-        outputs = self.scheduler.update(step, picked, time.monotonic())
+        outputs = self.scheduler.update(step, picked, time.monotonic(), self.runner.spoiled)
         for output in outputs:
             if output.finish_reason:
                 del self.requests[output.request_id]
@@ -215,8 +215,7 @@ class Engine:
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copies pages as the cache manager asks for it."""
-        for group, source, destination in copies:
-            self.storage.copy(group, source, destination)
+        self.storage.copy(copies)
 
     @property
     def kv(self) -> KVUse:

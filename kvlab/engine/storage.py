@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kvlab.cache.kept import PageCopy
+from kvlab.ops.copy_pages import copy_pages
 from kvlab.ops.grouped_views import GroupedViews
 from kvlab.ops.views import PageViews, SegmentViews, part_views
 from kvlab.specs.grouped import RecentWindow
@@ -102,7 +104,25 @@ class PagedStorage:
                 else:
                     rows[torch.tensor(blocks, device=rows.device)] = value
 
-    def copy(self, group: int, source: int, destination: int) -> None:
-        """Makes page `destination` of that group a copy of page `source`, in every layer."""
-        for rows in self._rows[group]:
-            rows[destination].copy_(rows[source])
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Makes a page of a group a copy of another, in every layer: one (group, source, destination) after the other."""
+        for group, pairs in apart(copies):
+            own = self._rows[group]
+            index = torch.tensor(pairs, device=own[0].device)
+            for rows in own:
+                copy_pages(rows, rows, index)
+
+
+def apart(copies: Sequence[PageCopy]) -> list[tuple[int, list[tuple[int, int]]]]:
+    """`copies` in order, as (group, pairs of pages) of which no page is both read and written, and none written twice:
+    what the device may do in any order."""
+    found: list[tuple[int, list[tuple[int, int]]]] = []
+    read, written = set(), set()
+    for group, source, destination in copies:
+        if not found or found[-1][0] != group or source in written or destination in read | written:
+            found.append((group, []))
+            read, written = set(), set()
+        found[-1][1].append((source, destination))
+        read.add(source)
+        written.add(destination)
+    return found

@@ -144,7 +144,7 @@ def test_pages_survive_a_copy_bit_for_bit(kv_dtype, small_groups):
     engine.step()
     for group in range(len(engine.groups)):
         page = next(p for p in engine.cache.block_table("0", group) if p)
-        engine.storage.copy(group, page, 39)
+        engine.storage.copy([(group, page, 39)])
         for buffer in engine.storage.buffers.values():
             assert buffer.shape[0] == 40
         moved = [b for b in engine.storage.buffers.values() if torch.equal(b[39], b[page])]

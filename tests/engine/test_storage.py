@@ -5,6 +5,7 @@ import torch
 
 from kvlab.engine import Engine, SamplingParams
 from kvlab.engine.sizing import _container
+from kvlab.engine.storage import apart
 from kvlab.plan.policies import paged_pool_bytes
 
 FORMATS = ["fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "int8"]
@@ -114,3 +115,18 @@ def test_pages_that_the_kernels_could_not_read_are_refused(tiny, monkeypatch):
 def test_nothing_of_the_pool_is_a_float_tensor(tiny):
     engine = Engine(tiny("full").model("fp32"), num_blocks=4)
     assert {b.dtype for b in engine.storage.buffers.values()} == {torch.uint8}
+
+
+def test_copies_happen_as_if_one_after_the_other(every_tiny):
+    """One launch may do its pairs in any order, so pages that an earlier copy wrote or still reads begin another."""
+    copies = [(0, 1, 4), (0, 1, 5), (0, 4, 6), (0, 2, 1), (0, 3, 1), (0, 7, 8)]
+    assert apart(copies) == [
+        (0, [(1, 4), (1, 5)]), (0, [(4, 6), (2, 1)]), (0, [(3, 1), (7, 8)]),
+    ]  # fmt: skip
+    assert apart([(0, 1, 2), (1, 1, 2), (0, 3, 2)]) == [(0, [(1, 2)]), (1, [(1, 2)]), (0, [(3, 2)])]
+    engine = Engine(every_tiny.model("fp32"), num_blocks=9, block_size=3)
+    for rows in engine.storage.rows(0):
+        rows.copy_(torch.arange(9, dtype=torch.uint8)[:, None].expand_as(rows))
+    engine.copy_pages(copies)
+    for rows in engine.storage.rows(0):
+        assert (rows == torch.tensor([0, 3, 2, 3, 1, 1, 1, 7, 7], dtype=torch.uint8)[:, None]).all()
