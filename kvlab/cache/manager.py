@@ -148,8 +148,8 @@ class KVCacheManager(Sharing):
 
     def free(self, request_id: str, distrust: bool = False) -> int:
         """Pages given back by forgetting the request; 0 when it holds none. With `distrust` nobody finds them again."""
-        tables = self.tables.get(request_id, ()) if distrust else ()
-        suspect = [(g, page) for g, table in enumerate(tables) for page in table]
+        if self.prefix and distrust:
+            self.prefix.distrust(request_id)
         given_back = self.kept.drop_after(request_id) + self.drafts.drop(request_id)
         self.snapshots.drop_after(request_id)
         if self.prefix:
@@ -157,8 +157,6 @@ class KVCacheManager(Sharing):
         for pool, table in zip(self.pools, self.tables.pop(request_id, ()), strict=False):
             pool.free(table)
             given_back += len(table) - table.count(NULL_BLOCK)
-        if self.prefix and distrust:
-            self.prefix.distrust(suspect)
         self.computed.pop(request_id, None)
         self._cleared.pop(request_id, None)
         return given_back

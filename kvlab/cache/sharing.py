@@ -143,7 +143,7 @@ class Sharing(Room):
                 group.retention.rule != "state"
                 and start % group.block_size
                 and i < len(table)
-                and pool.cached[table[i]]
+                and (pool.cached[table[i]] or pool.references[table[i]] > 1)
             ):
                 found.append((g, i))
         counts = [sum(g == own for own, _ in found) for g in range(len(self.groups))]

@@ -12,7 +12,7 @@ fit and a page to spare for each running request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from kvlab.cache import KVCacheManager, Restart
@@ -115,11 +115,14 @@ class Scheduler:
         self._under_way = frozenset(chunk.request.request_id for chunk in chunks)
         return Step(self.step_number, tuple(chunks))
 
-    def update(self, step: Step, sampled: Sequence[int | Verified | None], now: float) -> list[Output]:
+    def update(
+        self, step: Step, sampled: Sequence[int | Verified | None], now: float, spoiled: Collection[str] = ()
+    ) -> list[Output]:  # fmt: skip
         """What the requests of `step` got.
 
         `sampled` holds, for each chunk that samples, a token, or None when its logits are not finite; for a chunk with
-        drafts what was verified of it. What belongs to a request that ended or was preempted since then is dropped.
+        drafts what was verified of it. `spoiled` are requests whose chunk sampled nothing and is not finite either.
+        What belongs to a request that ended or was preempted since then is dropped.
         """
         self._under_way = frozenset()
         outputs = []
@@ -134,6 +137,10 @@ class Scheduler:
             if chunk.drafts:
                 self.emit(now, "accept", request, f"of {len(chunk.drafts)}", len(verified.tokens) - 1)
             for token in verified.tokens:
+                if token is None and (chunk.samples or request.request_id in spoiled):
+                    # what this step wrote is never offered to others
+                    outputs.append(self._fail(request, now))
+                    break
                 # drafts become known one by one, and only what is known and computed is certain
                 request.num_computed = min(verified.computed, len(request.tokens))
                 if pages := self.cache.advance(request.request_id, request.num_computed):
@@ -225,11 +232,12 @@ class Scheduler:
                 budget -= count
         return list(chunks.values()), budget, bool(lost)
 
-    def _take(self, request: Request, token: int | None, now: float) -> Output:
-        if token is None:
-            request.error = "logits are not finite"
-            self._finish(request, "error", now, request.error)
-            return Output(request.request_id, None, "error")
+    def _fail(self, request: Request, now: float) -> Output:
+        request.error = "logits are not finite"
+        self._finish(request, "error", now, request.error)
+        return Output(request.request_id, None, "error")
+
+    def _take(self, request: Request, token: int, now: float) -> Output:
         request.tokens.append(token)
         self.emit(now, "token", request, tokens=token)
         reason = request.ends_with(token)
