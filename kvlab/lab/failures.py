@@ -100,6 +100,23 @@ def non_finite(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
+def unwatched(engine: Engine) -> Iterator[None]:
+    """Within: the engine looks at logits alone, and not at the chunks of a prompt from which nobody samples."""
+    run, runner = engine.runner.run, engine.runner
+
+    def running(*args) -> list[int]:
+        tokens = run(*args)
+        runner.spoiled = frozenset()
+        return tokens
+
+    runner.run = running
+    try:
+        yield
+    finally:
+        del runner.run
+
+
+@contextmanager
 def late_free(engine: Engine) -> Iterator[list[int]]:
     """Within: the pages of the first request that leaves are released a second time, after another has taken them.
 

@@ -60,7 +60,7 @@ def loudest(model) -> tuple[int, float]:
 def test_a_value_too_large_for_fp8_becomes_nan_and_spreads_to_every_later_token(model) -> None:
     where, factor = loudest(model)
     engine = engine_of(model, kv_dtype="fp8_e4m3")
-    with failures.without_clamp(), failures.louder_keys(engine, 0, factor):
+    with failures.without_clamp(), failures.louder_keys(engine, 0, factor), failures.unwatched(engine):
         # the same tokens up to the loud one
         bad = engine.add_request(FIRST, GREEDY)
         good = engine.add_request(FIRST[:where], SamplingParams(max_tokens=1))
@@ -79,6 +79,16 @@ def test_a_value_too_large_for_fp8_becomes_nan_and_spreads_to_every_later_token(
     assert not marks[:, : where - where % 4].any()
     assert (request.finish_reason, request.error) == ("error", "logits are not finite")
     assert neighbour.finish_reason == "length"
+
+
+def test_an_engine_that_watches_ends_the_request_in_the_chunk_with_the_nan(model) -> None:
+    where, factor = loudest(model)
+    engine = engine_of(model, kv_dtype="fp8_e4m3")
+    with failures.without_clamp(), failures.louder_keys(engine, 0, factor):
+        request = engine.requests[engine.add_request([*FIRST, *SECOND], GREEDY)]
+        while request.finish_reason is None:
+            engine.step()
+    assert (request.finish_reason, request.num_computed) == ("error", where - where % 4)
 
 
 def test_with_the_clamp_the_same_weights_stay_finite(model) -> None:
