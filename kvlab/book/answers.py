@@ -1,7 +1,7 @@
 """Answers to exercises, checked without being revealed: only digests are kept.
 
 A numeric answer is rounded to three significant digits and both neighbours are accepted, so 0.1 % of rounding
-does not matter; a text answer is compared without case and spaces. To add one:
+does not matter, and it may stand in quotes; a text answer is compared without case and spaces. To add one:
 `python -m kvlab.book.answers ID ANSWER`.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -23,7 +24,10 @@ def _digest(key: str, text: str) -> str:
 def _forms(answer: object) -> list[str]:
     """The accepted spellings of an answer, the first of which is stored; none for what is no number and no text."""
     if isinstance(answer, str | bool):
-        return ["".join(str(answer).lower().split())]
+        text = "".join(str(answer).lower().split())
+        if not re.fullmatch(r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?", text):
+            return [text]
+        answer = text.replace(",", "")  # a number in quotes, thousands apart or not
     try:
         number = float(answer)  # type: ignore[arg-type]
     except (TypeError, ValueError):

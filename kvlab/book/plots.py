@@ -61,6 +61,7 @@ def show(figure: Any, *, alt: str, caption: str) -> None:
     """
     if not alt.strip() or not caption.strip():
         raise ValueError("alt and caption: must say what the figure shows and where its data come from")
+    _name_lines(figure)
     spec = json.loads(figure.to_json())
     name = f"kv-figure-{next(_serial)}"
     script = _LOADER.format(
@@ -80,6 +81,15 @@ def show(figure: Any, *, alt: str, caption: str) -> None:
             "text/plain": f"{alt}\n{caption}",
         }
     )
+
+
+def _name_lines(figure: Any) -> None:
+    """Turns the legend on where several named lines or point sets carry no text of their own to be told apart by."""
+    named = [t for t in figure.data if t.type == "scatter" and t.name and t.showlegend is not False]
+    told = any(any(t.text) if isinstance(t.text, tuple | list) else t.text for t in named)
+    if len(named) > 1 and not told and not figure.layout.annotations and not figure.layout.showlegend:
+        legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+        figure.update_layout(showlegend=True, legend=legend, margin_t=50)
 
 
 def _data_table(figure: Any) -> str:

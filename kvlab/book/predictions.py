@@ -14,6 +14,9 @@ from pathlib import Path
 from kvlab.book.session import _display
 
 _asked: dict[str, dict] = {}
+_CLOSE = ("%", "x")  # units that stand at their number without a space
+_PLURALS = ("bits", "bytes", "cases", "drafts", "entries", "layers", "messages", "pages", "requests", "rows", "slots",
+            "steps", "tokens", "works")  # fmt: skip
 
 _BOX = """<div class="kv-predict"><p><strong>Predict.</strong> {question}</p>
 <p><label>Your guess on this page <input type="text" inputmode="decimal" size="10" data-kv-predict="{key}"></label> {unit}
@@ -62,12 +65,12 @@ def predict(key: str, question: str, guess: float, unit: str = "") -> None:
         raise ValueError(f"guess {guess!r}: must be a number")
     _asked[key] = {"guess": guess, "unit": unit}
     _keep(key, guess)
-    shown = f"{guess:,}" if isinstance(guess, int) else f"{guess:g}"
+    shown = _with_unit(guess, unit, 6)
     fields = {"question": html.escape(question), "key": html.escape(key), "unit": html.escape(unit)}
     _display(
         {
-            "text/html": _BOX.format(**fields, guess=f"{shown} {html.escape(unit)}".strip()),
-            "text/plain": f"Predict: {question} guess: {shown} {unit}",
+            "text/html": _BOX.format(**fields, guess=html.escape(shown)),
+            "text/plain": f"Predict: {question} guess: {shown}",
         }
     )
 
@@ -81,7 +84,7 @@ def compare(key: str, value: float, digits: int = 3) -> None:
     if key not in _asked:
         raise ValueError(f"prediction {key!r}: none was made; run the cell with book.predict({key!r}, ...) first")
     guess, unit = _asked[key]["guess"], _asked[key]["unit"]
-    said = f"Predicted {_short(guess, digits)} {unit}, found {_short(value, digits)} {unit}".replace("  ", " ")
+    said = f"Predicted {_with_unit(guess, unit, digits)}, found {_with_unit(value, unit, digits)}"
     if guess and value and (guess > 0) == (value > 0):
         factor = max(guess / value, value / guess)
         said += ": right." if factor < 1.05 else f": off by a factor of {factor:,.2g}."
@@ -89,6 +92,14 @@ def compare(key: str, value: float, digits: int = 3) -> None:
         said += "."
     fields = {"key": html.escape(key), "unit": html.escape(unit)}
     _display({"text/html": _RESULT.format(text=html.escape(said), **fields), "text/plain": said})
+
+
+def _with_unit(value: float, unit: str, digits: int) -> str:
+    """The number as a sentence has it: "50%", "1 token" for the unit "tokens", a bare number without a unit."""
+    shown = _short(value, digits)
+    if shown == "1" and unit in _PLURALS:
+        unit = unit.removesuffix("ies") + "y" if unit.endswith("ies") else unit[:-1]
+    return f"{shown}{unit}" if unit in _CLOSE else f"{shown} {unit}".rstrip()
 
 
 def _short(value: float, digits: int) -> str:

@@ -25,6 +25,12 @@ def test_three_digits_and_their_neighbours_are_right(given, capsys) -> None:
     assert answers.check("01-ex1", given) and "right." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("given", ["327,680", " 327680 ", "3.2768e5"])
+def test_a_number_in_quotes_is_a_number(given) -> None:
+    answers.seal("01-ex1", 327_680)
+    assert answers.check("01-ex1", given) and not answers.check("01-ex1", "327 KiB")
+
+
 @pytest.mark.parametrize("given", [10.5, 11, 1.07, 107, -10.7, 0, "10.7 GB"])
 def test_anything_further_is_not_yet(given, capsys) -> None:
     answers.seal("01-ex1", 10.737)

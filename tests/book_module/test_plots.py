@@ -90,3 +90,29 @@ def test_ground_is_transparent_and_axes_name_their_scale() -> None:
     assert drawn.layout.paper_bgcolor == drawn.layout.plot_bgcolor == "rgba(0,0,0,0)"
     assert (drawn.layout.xaxis.title.text, drawn.layout.yaxis.title.text) == ("tokens (log scale)", "ms")
     assert drawn.layout.xaxis.type == "log"
+
+
+@pytest.mark.parametrize(
+    ("names", "texts", "legend"),
+    [
+        (("lru", "lfu"), (None, None), True),  # nothing else tells the two apart
+        (("lru", "lfu"), (["", "lru"], None), False),  # a label at its end does
+        (("lru",), (None,), False),
+        ((None, None), (None, None), False),
+    ],
+)
+def test_lines_that_nothing_else_tells_apart_get_a_legend(shown, names, texts, legend) -> None:
+    figure = new_figure(x="pool", y="rate")
+    for name, text in zip(names, texts, strict=True):
+        figure.add_scatter(x=[1, 2], y=[3, 4], name=name, text=text)
+    show(figure, alt="Two lines.", caption="Made up.")
+    assert shown[0]["application/vnd.plotly.v1+json"]["layout"]["showlegend"] is legend
+
+
+def test_a_figure_that_labels_its_lines_itself_gets_none(shown) -> None:
+    figure = new_figure(x="pool", y="rate")
+    for name in ("lru", "lfu"):
+        figure.add_scatter(x=[1, 2], y=[3, 4], name=name)
+    figure.add_annotation(x=2, y=4, text="both")
+    show(figure, alt="Two lines.", caption="Made up.")
+    assert shown[0]["application/vnd.plotly.v1+json"]["layout"]["showlegend"] is False

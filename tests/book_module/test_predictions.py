@@ -39,6 +39,24 @@ def test_compare_says_the_factor(home, shown, guess, value, said) -> None:
     assert shown[-1]["text/plain"] == said and said in shown[-1]["text/html"]
 
 
+@pytest.mark.parametrize(
+    ("unit", "found", "said"),
+    [
+        ("", 0.7, "Predicted 1, found 0.7: off by a factor of 1.4."),
+        ("%", 50.0, "Predicted 1%, found 50%: off by a factor of 50."),
+        ("x", 2.5, "Predicted 1x, found 2.5x: off by a factor of 2.5."),
+        ("tokens", 16, "Predicted 1 token, found 16 tokens: off by a factor of 16."),
+        ("entries", 4, "Predicted 1 entry, found 4 entries: off by a factor of 4."),
+        ("ms", 3, "Predicted 1 ms, found 3 ms: off by a factor of 3."),
+    ],
+)
+def test_numbers_and_units_stand_as_a_sentence_has_them(home, shown, unit, found, said) -> None:
+    predict("01-a", "How much?", 1, unit)
+    compare("01-a", found)
+    assert shown[-1]["text/plain"] == said
+    assert shown[0]["text/plain"] == f"Predict: How much? guess: {said[10:].split(',')[0]}"
+
+
 def test_compare_before_predict_says_what_to_run(home) -> None:
     with pytest.raises(ValueError, match=r"prediction '01-a': none was made; run the cell with book\.predict"):
         compare("01-a", 1)
