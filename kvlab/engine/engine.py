@@ -6,7 +6,6 @@ step: schedule -> fill and forward -> sample -> update
 from __future__ import annotations
 
 import logging
-import operator
 import random
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from kvlab.cache.waste import PoolUse, pool_use
 from kvlab.engine.adapters import Adapters
 from kvlab.engine.kv_formats import finished_views, kv_formats
 from kvlab.engine.options import EngineOptions, engine_options
+from kvlab.engine.prompts import end_ids, prompt_ids
 from kvlab.engine.runner import Runner
 from kvlab.engine.sampler import RowParams, sample
 from kvlab.engine.sizing import describe, pool_sizes
@@ -107,7 +107,9 @@ class Engine:
         request_id = str(self._arrived)
         self._arrived += 1
         now = time.monotonic()
-        request = Request(request_id, self._token_ids(prompt), params, self._eos_ids(), arrival=now, **fields)
+        request = Request(
+            request_id, prompt_ids(self.model, prompt), params, end_ids(self.model), arrival=now, **fields
+        )  # fmt: skip
         self.scheduler.add(request, now)
         self.requests[request_id] = request
         return request_id
@@ -139,9 +141,15 @@ class Engine:
                 del self.requests[output.request_id]
         if drafting:
             drafting.retain(r.request_id for r in self.scheduler.running)
+        self._come_to_rest()
         if self.options.check:
             self.cache.check_invariants()
         return outputs
+
+    def _come_to_rest(self) -> None:
+        """When nobody is alive nothing later would look after copies under way: what is saved lies where it belongs."""
+        if self.tiers and not self.scheduler.has_work:
+            self.tiers.wait()
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -194,7 +202,9 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """Whether a live request was ended; its pages go back at once."""
         self.requests.pop(request_id, None)
-        return self.scheduler.abort(request_id, time.monotonic())
+        ended = self.scheduler.abort(request_id, time.monotonic())
+        self._come_to_rest()
+        return ended
 
     def truncate(self, request_id: str, tokens: int) -> int:
         """The tokens of the request that stay computed after only its first `tokens` tokens were kept.
@@ -247,28 +257,6 @@ class Engine:
         for i, pool in enumerate(self.cache.pools):
             # groups that share page ids share their rows too, so one of them poisons for all
             pool.on_free = lambda blocks, group=i: self.storage.fill(255, group, blocks)
-
-    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            if self.model.tokenizer is None:
-                raise ValueError("prompt: the model has no tokenizer, give token ids")
-            return self._led(list(self.model.tokenizer.encode(prompt)))
-        try:
-            ids = [operator.index(token) for token in prompt]
-        except TypeError as error:
-            raise ValueError(f"prompt: must be a text or whole numbers, token ids ({error})") from None
-        vocab = self.model.config.vocab_size
-        if bad := [token for token in ids if not 0 <= token < vocab]:
-            raise ValueError(f"prompt: token id {bad[0]} must be at least 0 and below the vocabulary's {vocab}")
-        return self._led(ids)
-
-    def _led(self, ids: list[int]) -> list[int]:
-        """`ids` behind the model's meta tokens; nothing stays nothing."""
-        return [*self.model.config.meta_ids, *ids] if ids else ids
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        tokenizer = self.model.tokenizer
-        return self.model.config.eos_token_ids + (() if tokenizer is None else tokenizer.eos_ids)
 
     def _pick(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
         if self.speculator:

@@ -59,6 +59,18 @@ class DiskStore:
         """Whether a file of that name is known; reading it may still fail."""
         return name in self._files
 
+    @property
+    def num_files(self) -> int:
+        """How many files of this fingerprint are known."""
+        return len(self._files)
+
+    def forget(self, name: bytes) -> None:
+        """Deletes the file of that name, if there is one."""
+        self.used_bytes -= self._files.pop(name, 0)
+        self._notes.pop(name, None)
+        with suppress(OSError):
+            self._path(name).unlink(missing_ok=True)
+
     def notes(self) -> list[tuple[bytes, str]]:
         """Name and note of every file that has a note, the note not yet checked against its sum."""
         return list(self._notes.items())
@@ -93,7 +105,7 @@ class DiskStore:
             payload = self._checked(name, self._path(name).read_bytes(), len(into))
         except (OSError, ValueError) as error:
             self.failures.append(f"read: {error}")
-            self._forget(name, delete=True)
+            self.forget(name)
             return False
         into[:] = payload
         self._files.move_to_end(name)
@@ -177,15 +189,8 @@ class DiskStore:
         if size > self.max_bytes:
             return False
         while self.used_bytes + size > self.max_bytes:
-            self._forget(next(iter(self._files)), delete=True)
+            self.forget(next(iter(self._files)))
         return True
-
-    def _forget(self, name: bytes, delete: bool) -> None:
-        self.used_bytes -= self._files.pop(name, 0)
-        self._notes.pop(name, None)
-        if delete:
-            with suppress(OSError):
-                self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: bytes) -> Path:
         return self.directory / (name.hex() + SUFFIX)

@@ -61,24 +61,26 @@ class Scheduler:
         Raises:
             ValueError: it can never run; the event log has the reason too, and no other request notices.
         """
-        limit = self.limits.max_model_len
-        request.max_total = min(request.max_total, limit)
+        request.max_total = min(request.max_total, self.limits.max_model_len)
         self._arrived += 1
         request.number = self._arrived
-        reason = ""
-        if not request.num_prompt:
-            reason = "prompt: must hold at least one token"
-        elif request.num_prompt >= limit:
-            reason = f"prompt of {request.num_prompt} tokens: must leave room for one more within max_model_len {limit}"
-        # the last token of a request is never put into the cache
-        elif why := self.cache.too_long(request.max_total - 1):
-            reason = f"request can never fit: {why}"
-        if reason:
+        if reason := self.refusal(request.num_prompt, request.max_total):
             request.finish_reason, request.error = "error", reason
             self.emit(now, "refuse", request, reason)
             raise ValueError(reason)
         self.waiting.push(request)
         self.emit(now, "arrive", request, tokens=request.num_prompt)
+
+    def refusal(self, num_prompt: int, max_total: int) -> str:
+        """Why a request of so many prompt tokens and so many in all can never run; "" when it can."""
+        limit = self.limits.max_model_len
+        if not num_prompt:
+            return "prompt: must hold at least one token"
+        if num_prompt >= limit:
+            return f"prompt of {num_prompt} tokens: must leave room for one more within max_model_len {limit}"
+        # the last token of a request is never put into the cache
+        why = self.cache.too_long(max_total - 1)
+        return f"request can never fit: {why}" if why else ""
 
     def schedule(self, now: float) -> Step:
         """The next step. Takes pages for it, after taking them from others if need be.

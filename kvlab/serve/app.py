@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from kvlab.engine import Engine
+from kvlab.engine.prompts import prompt_ids
 from kvlab.serve.answers import Answer, Choice
 from kvlab.serve.limits import BodyLimit, Rejection, ServerLimits, invalid, too_long
 from kvlab.serve.loop import EngineLoop, Flow, Job
@@ -63,15 +64,13 @@ class Service:
         return found
 
     def _room_after(self, prompt: Sequence[int]) -> int:
-        vocab = self.engine.model.config.vocab_size
-        if not prompt:
-            raise invalid("prompt: must hold at least one token", "prompt")
-        if bad := [token for token in prompt if not 0 <= token < vocab]:
-            raise invalid(f"prompt: token id {bad[0]} must be at least 0 and below the vocabulary's {vocab}", "prompt")
-        if len(prompt) >= self.longest:
-            message = f"prompt of {len(prompt)} tokens: must leave room for one more within {self.longest} tokens"
-            raise too_long(message)
-        return self.longest - len(prompt)
+        try:
+            count = len(prompt_ids(self.engine.model, prompt))
+        except ValueError as error:
+            raise invalid(str(error), "prompt") from None
+        if reason := self.engine.scheduler.refusal(count, count + 1):
+            raise too_long(reason) if count else invalid(reason, "prompt")
+        return self.longest - count
 
     async def ids(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a prompt; a long text is cut in a thread of its own."""

@@ -72,7 +72,7 @@ def test_no_page_of_such_a_step_is_found_again(name, design):
     model = kind(name)
     good = [(5 * i + 13) % model.vocab for i in range(BEFORE + AFTER)]
     assert BAD not in good
-    bad = good[:BEFORE] + [BAD] + good[BEFORE:]
+    bad = [*good[:BEFORE], BAD, *good[BEFORE:]]
     with poisoned(model):
         engine = engine_of(model, design)
         engine.storage.fill(0)

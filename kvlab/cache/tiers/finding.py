@@ -95,7 +95,20 @@ class Finder:
         self._ends[digest] = holdings
         if self.saved.disk:
             self.saved.disk.write(digest, memoryview(b""), _to_note(holdings))
+        # each end has a page of its own at least: more ends than pages are ends whose pages are gone
+        if len(self._ends) > 16 + 2 * self.saved.num_pages:
+            self._sweep()
         return new
+
+    def _sweep(self) -> None:
+        for digest, holdings in list(self._ends.items()):
+            if not all(map(self.saved.has, _names(digest, holdings))):
+                self._forget_end(digest)
+
+    def _forget_end(self, digest: bytes) -> None:
+        del self._ends[digest]
+        if self.saved.disk:
+            self.saved.disk.forget(digest)
 
     # finding
 
@@ -152,13 +165,18 @@ class Finder:
             for name, g in zip(_names(digests[tokens], holdings), groups, strict=True):
                 entry = self._fetch(name, g)
                 if entry is None:
+                    # one that is still on its way, or has no place in host memory now, will do another time
+                    if not self.saved.has(name):
+                        self._forget_end(digests[tokens])
                     break
                 entries.append(entry)
             else:
+                if self.saved.disk:
+                    # its note is as recently used as its pages
+                    self.saved.disk.read(digests[tokens], memoryview(bytearray()))
                 return self._with_kept(holdings, entries)
             for entry in entries:
                 entry.pins -= 1
-            del self._ends[digests[tokens]]
         return None
 
     def _with_kept(self, holdings: Snapshot, entries: list[Entry]) -> Found:
@@ -176,7 +194,7 @@ class Finder:
         known = self.saved.has(name)
         entry = self.saved.fetch(name, group)
         if entry is None or not entry.ready:
-            if known and entry is None:
+            if known and not self.saved.has(name):
                 self.lost.append(f"saved page of group {self.cache.groups[group].name} cannot be read")
             return None
         entry.pins += 1

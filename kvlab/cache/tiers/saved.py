@@ -22,6 +22,13 @@ class Disk(Protocol):
     def read(self, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds exactly what was written; what could not be read is forgotten."""
 
+    def forget(self, name: bytes) -> None:
+        """Deletes the file of that name, if there is one."""
+
+    @property
+    def num_files(self) -> int:
+        """How many files are known."""
+
     def notes(self) -> list[tuple[bytes, str]]:
         """Name and note of every file that has a note."""
 
@@ -112,6 +119,11 @@ class SavedPages:
             self.write_down(name)
             self.drop(name)
         return slot
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in host memory and files on disk; a page that is in both counts twice."""
+        return len(self._entries) + (self.disk.num_files if self.disk else 0)
 
     def __len__(self) -> int:
         return len(self._entries)
