@@ -87,7 +87,8 @@ def _name_lines(figure: Any) -> None:
     """Turns the legend on where several named lines or point sets carry no text of their own to be told apart by."""
     named = [t for t in figure.data if t.type == "scatter" and t.name and t.showlegend is not False]
     told = any(any(t.text) if isinstance(t.text, tuple | list) else t.text for t in named)
-    if len(named) > 1 and not told and not figure.layout.annotations and not figure.layout.showlegend:
+    one_panel = len({(t.xaxis, t.yaxis) for t in figure.data if t.type == "scatter"}) == 1
+    if len(named) > 1 and one_panel and not told and not figure.layout.annotations and not figure.layout.showlegend:
         legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
         figure.update_layout(showlegend=True, legend=legend, margin_t=50)
 

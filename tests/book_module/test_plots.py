@@ -116,3 +116,11 @@ def test_a_figure_that_labels_its_lines_itself_gets_none(shown) -> None:
     figure.add_annotation(x=2, y=4, text="both")
     show(figure, alt="Two lines.", caption="Made up.")
     assert shown[0]["application/vnd.plotly.v1+json"]["layout"]["showlegend"] is False
+
+
+def test_panels_side_by_side_need_none(shown) -> None:
+    figure = new_figure(x="key", y="query")
+    for panel in ("", "2"):
+        figure.add_scatter(x=[1], y=[1], name=f"mask {panel}", xaxis=f"x{panel}", yaxis=f"y{panel}")
+    show(figure, alt="Two masks.", caption="Made up.")
+    assert shown[0]["application/vnd.plotly.v1+json"]["layout"]["showlegend"] is False
