@@ -1,4 +1,7 @@
-"""The production configurations: shapes that served models have, each as the launches of a real call on meta tensors."""
+"""The production configurations: shapes that served models have, each as the launches of a real call.
+
+On meta tensors where they are compiled, on tensors of a device where they are run (`kvlab.lab.kernels.tensors`).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ import torch
 
 from kvlab.lab.kernels.cost import Cost, attention_cost, merge_cost, write_cost
 from kvlab.lab.kernels.shapes import SHAPES, Shape
+from kvlab.lab.kernels.tensors import BF16, chosen, numbers, real, shuffled_table
 from kvlab.ops.attention import triton_ as attention
 from kvlab.ops.attention.rules import Rules
-from kvlab.ops.batch import AttentionBatch
+from kvlab.ops.batch import AttentionBatch, make_batch
 from kvlab.ops.tree import TreeMask
 from kvlab.ops.triton_support import Launch
 from kvlab.ops.views import PageViews, page_views
@@ -20,8 +24,7 @@ from kvlab.specs.formats import get_format
 from kvlab.specs.layout import page_layout
 from kvlab.specs.parts import Attention
 
-PAGE, PAGES = 16, 4096  # tokens of a page; how many pages a pool has decides nothing
-BF16 = torch.bfloat16
+PAGE = 16  # tokens of a page
 
 
 @dataclass(frozen=True)
@@ -45,47 +48,49 @@ FULL = ("sm_80", "sm_90", "sm_100", "gfx942")
 NVIDIA = FULL[:3]
 
 
-def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    """A tensor without memory."""
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
 def pages_of(shape: Shape) -> PageViews:
-    """A pool's views for `shape`, without memory."""
+    """A pool's views for `shape`: every sequence's pages, and the null page."""
     part = Attention(shape.kv_heads, shape.dim, shape.value_dim or shape.dim, get_format(shape.fmt))
     layout = page_layout(part, PAGE)
-    return page_views(meta(PAGES, layout.page_bytes, dtype=torch.uint8), layout)
+    pages = shape.batch * -(-shape.context // PAGE) + 1
+    return page_views(numbers(pages, layout.page_bytes, dtype=torch.uint8), layout)
 
 
 def batch_of(shape: Shape) -> AttentionBatch:
-    """The step of `shape`, without memory."""
+    """The step of `shape`."""
     b, tokens = shape.batch, shape.batch * shape.new
-    ints = [meta(*s, dtype=torch.int32) for s in ((b + 1,), (b,), (b, shape.context // PAGE))]
-    longs = [meta(tokens, dtype=torch.int64) for _ in range(2)]
-    return AttentionBatch(*ints, *longs, b, tokens, shape.new, shape.context, b if shape.new == 1 else 0)
+    table = shuffled_table(b, -(-shape.context // PAGE))
+    if real():
+        return make_batch([shape.new] * b, [shape.context] * b, table, PAGE)
+    ints = [numbers(n, dtype=torch.int32) for n in (b + 1, b)]
+    longs = [numbers(tokens, dtype=torch.int64) for _ in range(2)]
+    decodes = b if shape.new == 1 else 0
+    return AttentionBatch(*ints, table, *longs, b, tokens, shape.new, shape.context, decodes)
 
 
 def rules_of(shape: Shape) -> Rules:
     """Its attention rules."""
-    sinks = meta(shape.heads) if shape.sinks else None
+    sinks = numbers(shape.heads) if shape.sinks else None
     return Rules(shape.dim**-0.5, shape.window, shape.softcap, shape.chunk, sinks)
 
 
 def decode(shape: Shape) -> list[Launch]:
     """Decode in splits and the merge."""
     dtype = torch.float16 if shape.fmt == "fp16" else BF16
-    query = meta(shape.batch, shape.heads, shape.dim, dtype=dtype)
-    out = meta(shape.batch, shape.heads, shape.value_dim or shape.dim, dtype=dtype)
+    query = numbers(shape.batch, shape.heads, shape.dim, dtype=dtype)
+    out = numbers(shape.batch, shape.heads, shape.value_dim or shape.dim, dtype=dtype)
     return attention.decode_launches(query, pages_of(shape), batch_of(shape), rules_of(shape), out)
 
 
 def prefill(shape: Shape, tree: bool = False) -> list[Launch]:
     """Chunks of `shape.new` tokens, which are a tree or not."""
     tokens, b = shape.batch * shape.new, shape.batch
-    query, out = meta(tokens, shape.heads, shape.dim), meta(tokens, shape.heads, shape.value_dim or shape.dim)
+    query, out = numbers(tokens, shape.heads, shape.dim), numbers(tokens, shape.heads, shape.value_dim or shape.dim)
     batch = batch_of(shape)
     if tree:
-        nodes = TreeMask(meta(b, shape.new, shape.new, dtype=torch.bool), meta(b, dtype=torch.int64))
+        below = torch.ones(shape.new, shape.new).tril()
+        mask = chosen((b, shape.new, shape.new), torch.bool, lambda: below.expand(b, -1, -1))
+        nodes = TreeMask(mask, chosen((b,), torch.int64, lambda: torch.full((b,), shape.new)))
         batch = replace(batch, tree=nodes)
     return [attention.prefill_launch(query, pages_of(shape), batch, rules_of(shape), out)]
 
@@ -93,10 +98,13 @@ def prefill(shape: Shape, tree: bool = False) -> list[Launch]:
 def cache_write(shape: Shape) -> list[Launch]:
     """The cache write with rotation."""
     tokens = shape.batch * shape.new
-    key, value = meta(tokens, shape.kv_heads, shape.dim), meta(tokens, shape.kv_heads, shape.value_dim or shape.dim)
-    slots, positions = (meta(tokens, dtype=torch.int64) for _ in range(2))
-    angles = write.Angles(meta(shape.context, shape.dim // 2), meta(shape.context, shape.dim // 2), positions)
-    return [write.write_launch(key, value, pages_of(shape), slots, angles)]
+    key, value = (
+        numbers(tokens, shape.kv_heads, shape.dim),
+        numbers(tokens, shape.kv_heads, shape.value_dim or shape.dim),
+    )
+    batch = batch_of(shape)
+    angles = write.Angles(*(numbers(shape.context, shape.dim // 2) for _ in range(2)), batch.positions)
+    return [write.write_launch(key, value, pages_of(shape), batch.slot_mapping, angles)]
 
 
 # what CI compiles; `--all` compiles every configuration for every target

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from kvlab.lab.kernels.configs import PAGE, PAGES, Config, batch_of, config_of, meta, pages_of
+from kvlab.lab.kernels.configs import PAGE, Config, batch_of, config_of, pages_of
 from kvlab.lab.kernels.cost import Cost, row_bytes
 from kvlab.lab.kernels.shapes import SHAPES
+from kvlab.lab.kernels.tensors import chosen, numbers, shuffled_table
 from kvlab.ops.attention.rules import Rules
+from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.copy_pages.triton_ import copy_launch
 from kvlab.ops.gated_delta import triton_ as delta
 from kvlab.ops.mla_attention import triton_ as mla
@@ -29,15 +33,15 @@ FP32 = torch.float32
 
 
 def latents(fmt: str) -> SegmentViews:
-    """A pool of latents, without memory."""
+    """A pool of latents."""
     layout = page_layout(MLALatent(LATENT, ROPE, get_format(fmt)), PAGE)
-    return part_views(meta(PAGES, layout.page_bytes, dtype=torch.uint8), layout)
+    return part_views(numbers(B * CONTEXT // PAGE + 1, layout.page_bytes, dtype=torch.uint8), layout)
 
 
 def mla_decode(fmt: str) -> list[Launch]:
     """Absorbed decode."""
-    query = meta(B, HEADS, LATENT), meta(B, HEADS, ROPE)
-    return mla.decode_launches(query, latents(fmt), batch_of(LLAMA), 0.07, meta(B, HEADS, LATENT))
+    query = numbers(B, HEADS, LATENT), numbers(B, HEADS, ROPE)
+    return mla.decode_launches(query, latents(fmt), batch_of(LLAMA), 0.07, numbers(B, HEADS, LATENT))
 
 
 def mla_cost(fmt: str) -> Cost:
@@ -47,21 +51,26 @@ def mla_cost(fmt: str) -> Cost:
     return Cost(read, B * HEADS * LATENT * 2, 2 * B * HEADS * CONTEXT * (2 * LATENT + ROPE))
 
 
+def one_page_each() -> AttentionBatch:
+    """A step of decodes whose sequences have one page, a state's."""
+    return replace(batch_of(LLAMA), block_table=shuffled_table(B, 1))
+
+
 def ssd_decode() -> list[Launch]:
     """One token of each sequence; states in fp32."""
     heads, width, groups, size = SSD
-    rows = (meta(B, heads, width), meta(B, heads), meta(B, groups, size), meta(B, groups, size))
-    states = meta(PAGES, heads * width * size, dtype=FP32)
-    return [ssd.decode_launch(rows, meta(heads, dtype=FP32), states, batch_of(LLAMA), meta(B, heads, width))]
+    rows = (numbers(B, heads, width), numbers(B, heads), numbers(B, groups, size), numbers(B, groups, size))
+    states = numbers(B + 1, heads * width * size, dtype=FP32)
+    return [ssd.decode_launch(rows, numbers(heads, dtype=FP32), states, one_page_each(), numbers(B, heads, width))]
 
 
 def delta_decode() -> list[Launch]:
     """One token of each sequence; states in fp32."""
     heads, _, key_dim, value_dim = DELTA
-    keys, values = [meta(B, heads, key_dim) for _ in range(2)], meta(B, heads, value_dim)
-    rows = (*keys, values, meta(B, heads, 1, dtype=FP32), meta(B, heads))
-    states = meta(PAGES, heads * key_dim * value_dim, dtype=FP32)
-    return [delta.decode_launch(rows, states, batch_of(LLAMA), meta(B, heads, value_dim))]
+    keys, values = [numbers(B, heads, key_dim) for _ in range(2)], numbers(B, heads, value_dim)
+    rows = (*keys, values, numbers(B, heads, 1, dtype=FP32), numbers(B, heads))
+    states = numbers(B + 1, heads * key_dim * value_dim, dtype=FP32)
+    return [delta.decode_launch(rows, states, one_page_each(), numbers(B, heads, value_dim))]
 
 
 def state_cost(elements: int, inputs: int, outputs: int) -> Cost:
@@ -71,22 +80,24 @@ def state_cost(elements: int, inputs: int, outputs: int) -> Cost:
 
 def page_scores() -> list[Launch]:
     """Scores of all pages; bounds in fp32."""
-    bounds = tuple(meta(PAGES, LLAMA.kv_heads, LLAMA.dim, dtype=FP32) for _ in range(2))
-    out = meta(B, LLAMA.kv_heads, CONTEXT // PAGE, dtype=FP32)
-    return [scores.score_launch(meta(B, LLAMA.heads, LLAMA.dim), bounds, batch_of(LLAMA), PAGE, out)]
+    bounds = tuple(numbers(B * CONTEXT // PAGE + 1, LLAMA.kv_heads, LLAMA.dim, dtype=FP32) for _ in range(2))
+    out = numbers(B, LLAMA.kv_heads, CONTEXT // PAGE, dtype=FP32)
+    return [scores.score_launch(numbers(B, LLAMA.heads, LLAMA.dim), bounds, batch_of(LLAMA), PAGE, out)]
 
 
 def selected_decode() -> list[Launch]:
     """Decode over chosen pages."""
-    query, chosen = meta(B, LLAMA.heads, LLAMA.dim), meta(B, LLAMA.kv_heads, CHOSEN, dtype=torch.int32)
-    which = (batch_of(LLAMA), chosen)
+    query, shape = numbers(B, LLAMA.heads, LLAMA.dim), (B, LLAMA.kv_heads, CHOSEN)
+    places = chosen(shape, torch.int32, lambda: torch.rand(*shape[:2], CONTEXT // PAGE).argsort(-1)[..., :CHOSEN])
+    which = (batch_of(LLAMA), places)
     return selected.decode_launches(query, pages_of(LLAMA), which, Rules(LLAMA.dim**-0.5), torch.empty_like(query))
 
 
 def copies() -> list[Launch]:
     """64 pages copied."""
     buffer = pages_of(LLAMA).buffer
-    return [copy_launch(buffer, buffer, meta(64, 2, dtype=torch.int64))]
+    pairs = chosen((64, 2), torch.int64, lambda: torch.arange(1, 129).view(2, 64).T)
+    return [copy_launch(buffer, buffer, pairs)]
 
 
 def more_configs() -> list[Config]:
@@ -96,7 +107,7 @@ def more_configs() -> list[Config]:
     bounds = Cost(
         B * (pages * (2 * kv * dim * 4 + 4) + 2 * heads * dim), B * kv * pages * 4, B * heads * pages * dim * 3
     )
-    chosen = Cost(B * (CHOSEN * (PAGE * row + 8 * kv) + 2 * heads * dim), B * 2 * heads * dim,
+    chosen_pages = Cost(B * (CHOSEN * (PAGE * row + 8 * kv) + 2 * heads * dim), B * 2 * heads * dim,
                   4 * B * heads * CHOSEN * PAGE * dim)  # fmt: skip
     copied = 64 * PAGE * row
     ssd_state, delta_state = SSD[0] * SSD[1] * SSD[3], DELTA[0] * DELTA[2] * DELTA[3]
@@ -107,6 +118,6 @@ def more_configs() -> list[Config]:
         config_of("ssd-decode/mamba-2-2.7b/fp32", ssd_decode, state_cost(ssd_state, small[0], SSD[0] * SSD[1])),
         config_of("delta-decode/qwen3-next/fp32", delta_decode, state_cost(delta_state, small[1], DELTA[0] * DELTA[3])),
         config_of("page-scores/llama-3-8b/fp32", page_scores, bounds),
-        config_of("selected-decode/llama-3-8b/bf16", selected_decode, chosen),
+        config_of("selected-decode/llama-3-8b/bf16", selected_decode, chosen_pages),
         config_of("copy-pages/llama-3-8b/bf16", copies, Cost(copied + 64 * 16, copied, 0)),
     ]
