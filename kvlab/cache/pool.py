@@ -13,7 +13,6 @@ with a check, so a double free fails where it happens.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 NULL_BLOCK = 0
@@ -41,9 +40,9 @@ class BlockPool:
         if sorted(order) != list(range(1, num_blocks)):
             raise ValueError(f"order: must hold every block id from 1 to {num_blocks - 1} once")
         self.num_blocks = num_blocks
-        self.references = array("i", bytes(4 * num_blocks))
+        self.references = [0] * num_blocks
         # blocks that the prefix cache can find, and how many of them nobody holds
-        self.cached, self.num_idle = bytearray(num_blocks), 0
+        self.cached, self.num_idle = [False] * num_blocks, 0
         self.on_free: Callable[[list[int]], None] | None = None
         self.on_idle: Callable[[list[int]], None] | None = None
         self.on_busy: Callable[[list[int]], None] | None = None
@@ -140,7 +139,7 @@ class BlockPool:
         """The prefix cache has no more use for the blocks; those that nobody holds are free, and the next to be taken."""
         released, references, cached = [], self.references, self.cached
         for block in blocks:
-            cached[block] = 0
+            cached[block] = False
             if not references[block]:
                 released.append(block)
         self._free += released
@@ -163,7 +162,7 @@ class BlockPool:
         assert self.references[NULL_BLOCK] == 0, "the null block is counted"
         for block in range(1, self.num_blocks):
             count = self.references[block]
-            held = count > 0 or self.cached[block] > 0
+            held = count > 0 or self.cached[block]
             assert count >= 0 and held != (block in free), f"block {block}: {count} references, free and held"
         idle = sum(1 for block in range(1, self.num_blocks) if self.cached[block] and not self.references[block])
         assert idle == self.num_idle, f"{idle} blocks are cached and unused, {self.num_idle} counted"

@@ -28,11 +28,11 @@ class SectorPages:
     def __init__(self, units: BlockPool, pages_per_unit: int) -> None:
         self.units, self.pages_per_unit = units, pages_per_unit
         self.num_blocks = units.num_blocks * pages_per_unit
-        self.references = array("i", bytes(4 * self.num_blocks))
+        self.references = [0] * self.num_blocks
         self.num_held = 0
         # pages that the prefix cache can find, and how many of them nobody holds: in all, and in quiet sectors, which
         # have no page that anybody holds
-        self.cached, self.num_idle = bytearray(self.num_blocks), 0
+        self.cached, self.num_idle = [False] * self.num_blocks, 0
         self.num_quiet = self.num_idle_quiet = 0
         self._busy, self._idle = array("i", bytes(4 * units.num_blocks)), array("i", bytes(4 * units.num_blocks))
         self.on_free: Callable[[list[int]], None] | None = None
@@ -131,7 +131,7 @@ class SectorPages:
         """The prefix cache has no more use for the pages; those that nobody holds are free."""
         released = []
         for block in blocks:
-            self.cached[block] = 0
+            self.cached[block] = False
             if not self.references[block]:
                 self._count(block, 0, -1)
                 released.append(block)

@@ -47,7 +47,7 @@ class Sharing(Room):
         need = [n - len(table) + unused for n, table, unused in zip(need, hit.tables, idle, strict=True)]
         if self._short(need):
             return False
-        copied = self._room_for_copies(hit)
+        copied = not hit.states or self._room_for_copies(hit)
         self.prefix.begin(request_id, hit)
         for pool, table in zip(self.pools, hit.tables, strict=True):
             pool.touch(page for page in table if page)

@@ -41,8 +41,8 @@ def manager(design: str, pages: int) -> KVCacheManager:
 
 def serve(cache: KVCacheManager, name: str, tokens: array[int]) -> dict[str, float]:
     """Seconds of each phase of a request that computes all its tokens and ends."""
-    clock, marks = time.thread_time, [time.thread_time()]
-    request = Request(name, tokens, SamplingParams())
+    request, clock = Request(name, tokens, SamplingParams()), time.thread_time
+    marks = [clock()]
     hit = cache.match(request)
     marks.append(clock())
     cache.allocate(name, hit.tokens, hit=hit)

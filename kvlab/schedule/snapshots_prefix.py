@@ -8,7 +8,8 @@ from typing import Any
 
 from kvlab.cache import KVCacheManager
 from kvlab.cache.prefix import PrefixCache
-from kvlab.cache.prefix.chain import HashChain, Link
+from kvlab.cache.prefix.chain import HashChain
+from kvlab.cache.prefix.links import Link
 from kvlab.cache.prefix.radix import RadixTree
 from kvlab.cache.prefix.runs import Node
 
@@ -69,16 +70,16 @@ def _pages(cache: KVCacheManager, columns: Sequence[Sequence[int]]) -> str:
 
 
 def _chain(cache: KVCacheManager, index: HashChain) -> list[dict[str, Any]]:
-    behind: dict[int, list[Link]] = {}
-    for link in index.links.values():
-        behind.setdefault(id(link.before) if link.before else 0, []).append(link)
+    behind: dict[bytes, list[Link]] = {}
+    for link in index.links():
+        behind.setdefault(link.before, []).append(link)
 
     def entry(link: Link) -> dict[str, Any]:
-        tokens = spelled(array("i", bytes(link.tokens)))
+        tokens = spelled(array("i", link.tokens))
         text = f"tokens {tokens}; {_pages(cache, [[page] for page in link.pages])}"
-        return {"label": link.digest.hex()[:8], "text": text, "children": list(map(entry, behind.get(id(link), ())))}
+        return {"label": link.digest.hex()[:8], "text": text, "children": list(map(entry, behind.get(link.digest, ())))}
 
-    return [entry(link) for link in behind.get(0, ())]
+    return [entry(link) for link in behind.get(b"", ())]
 
 
 def _tree(cache: KVCacheManager, index: RadixTree) -> list[dict[str, Any]]:

@@ -6,6 +6,9 @@ A link also has its tokens, its extra keys and the link before it. A hit compare
 history is compared: two histories of equal digests never share a page, they cost the second one its place.
 A link without pages stays as long as links behind it have some, or a request stands on it.
 
+Links that one request put in, one behind the other, lie in a run (`kvlab.cache.prefix.links`): the dict leads to the
+run, and how many units are before the digest's own says which of its links it is.
+
 Source: vLLM v1/core/kv_cache_utils.py (hash_block_tokens) and block_pool.py; it differs by comparing tokens, and by
 having one page for one history: what a second request computed at the same time is given back for the first one's.
 """
@@ -17,233 +20,233 @@ from hashlib import sha256
 
 from kvlab.cache.prefix.index import Column, Handle
 from kvlab.cache.prefix.keys import History
+from kvlab.cache.prefix.links import Link, LinkPath, LinkRun, num_new
 from kvlab.cache.prefix.options import PrefixOptions, sha256_digest
 
 ROOT_DIGEST = sha256(b"kvlab prefix cache, root of every history").digest()
 """The same in every process, so that caches of several can be compared."""
 
 
-class Link:
-    """The last unit of one history.
-
-    `users`: links behind it, and requests that stand on it.
-    """
-
-    __slots__ = ("before", "digest", "extra", "pages", "tokens", "users")
-
-    def __init__(self, digest: bytes, before: Link | None, tokens: bytes, extra: bytes, pages: list[int]) -> None:
-        self.digest, self.before, self.tokens, self.extra = digest, before, tokens, extra
-        self.pages, self.users = pages, 0
-
-
-class LinkPath:
-    """The links of a known history, first to last."""
-
-    __slots__ = ("links",)
-
-    def __init__(self, links: list[Link]) -> None:
-        self.links = links
-
-    @property
-    def units(self) -> int:
-        """Length of the history."""
-        return len(self.links)
-
-    def pages(self, column: int) -> list[int]:
-        """The page of each unit in that column, 0 where there is none."""
-        return [link.pages[column] for link in self.links]
-
-
 class HashChain:
     """The index as a hash chain; see `kvlab.cache.prefix.index`.
 
     Attributes:
-        links: by digest.
+        runs: by the digest of each of their links.
         collisions: times that a history could not be put in because another one has its digest.
     """
 
     def __init__(self, columns: Sequence[Column], options: PrefixOptions, size: int) -> None:
         self.columns, self._digest = tuple(columns), options.digest
-        self.links: dict[bytes, Link] = {}
+        self.runs: dict[bytes, LinkRun] = {}
         self.collisions = 0
-        self._where: list[Link | None] = [None] * size
+        # of every page, the run that has it, and how many units are before it
+        self._where: list[LinkRun | None] = [None] * size
+        self._depth = [0] * size
+
+    # finding
 
     def walk(self, history: History, units: int) -> LinkPath:
         """The longest known history, of at most `units` units, that `history` begins with."""
         self._extend(history, units)
-        plain, before, found = history.plain, None, []
-        get = self.links.get
-        for i, (digest, tokens) in enumerate(zip(history.digests[:units], history.pieces, strict=False)):
-            link = get(digest)
-            if link is None or link.before is not before or link.tokens != tokens:
+        at, before, found = 0, None, []
+        while at < units:
+            run = self.runs.get(history.digests[at])
+            same = run.common(before, history, at, units) if run else 0
+            if not same:
                 break
-            if link.extra != (plain if i and plain is not None else history.extra(i)):
-                break
-            found.append(link)
-            before = link
-        return LinkPath(found)
+            at, before = at + same, run
+            found.append(run)
+        return LinkPath(found, at)
 
     def _extend(self, history: History, units: int) -> None:
         """Works out the digests of the first `units` units."""
         digests, digest = history.digests, self._digest
-        if units <= len(digests):
+        first = len(digests)
+        if units <= first:
             return
-        history.extend(units)
-        parent, first = digests[-1] if digests else ROOT_DIGEST, len(digests)
-        if history.plain == b"" and first:
-            if digest is sha256_digest:
-                for tokens in history.pieces[first:units]:
-                    parent = sha256(parent + tokens).digest()
-                    digests.append(parent)
-                return
-            for tokens in history.pieces[first:units]:
-                parent = digest(parent + tokens)
-                digests.append(parent)
-            return
-        for i in range(first, units):
-            parent = digest(parent + history.pieces[i] + history.extra(i))
-            digests.append(parent)
-            if i == 0 and history.plain == b"":
-                self._extend(history, units)
-                return
+        parent, pieces = digests[-1] if digests else ROOT_DIGEST, history.pieces(first, units)
+        if digest is sha256_digest:
+            # without a call of its own for each unit
+            digests += [parent := sha256(parent + piece).digest() for piece in pieces]
+        else:
+            digests += [parent := digest(parent + piece) for piece in pieces]
+
+    # standing
 
     def lock(self, history: History, path: LinkPath, units: int) -> Handle:
         """The place after the first `units` units of `path`."""
-        tail = path.links[units - 1] if units else None
-        if tail:
-            tail.users += 1
-        return Handle(units, tail)
-
-    def insert(self, handle: Handle, history: History, pages: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The pages that the index has of the handle's next units; see `PrefixIndex.insert`."""
-        first, count = handle.units, len(pages[0])
-        self._extend(history, first + count)
-        tail, plain, links, where = handle.tail, history.plain, self.links, self._where
-        single, base = len(pages) == 1, self.columns[0].base
-        kept: list[list[int]] = []
-        digests, pieces = history.digests[first:], history.pieces[first:]
-        # the pages of each unit
-        units = [[page] for page in pages[0]] if single else map(list, zip(*pages, strict=True))
-        for i, (digest, tokens, own) in enumerate(zip(digests, pieces, units, strict=False), first):
-            extra = plain if i and plain is not None else history.extra(i)
-            link = links.get(digest)
-            if link is None:
-                link = links[digest] = Link(digest, tail, tokens, extra, own)
-                if tail:
-                    tail.users += 1
-                if not single:
-                    self._note(link, own)
-                elif own[0]:
-                    where[own[0] + base] = link
-            elif link.before is not tail or link.tokens != tokens or link.extra != extra:
-                self.collisions += 1
-                handle.closed = True
-                break
-            else:
-                self._fill(link, own)
-            kept.append(link.pages)
-            tail = link
-        self._stand(handle, tail, first + len(kept))
-        return list(map(list, zip(*kept, strict=True))) if kept else [[] for _ in pages]
-
-    def _note(self, link: Link, pages: Sequence[int]) -> None:
-        for column, page in zip(self.columns, pages, strict=True):
-            if page:
-                self._where[page + column.base] = link
-
-    def _fill(self, link: Link, pages: Sequence[int]) -> None:
-        """Gives `link` the pages that it lacks."""
-        for c, page in enumerate(pages):
-            if page and not link.pages[c]:
-                link.pages[c] = page
-                self._where[page + self.columns[c].base] = link
-
-    def _stand(self, handle: Handle, tail: Link | None, units: int) -> None:
-        if tail is not handle.tail:
-            before, handle.tail = handle.tail, tail
-            if tail:
-                tail.users += 1
-            if before:
-                before.users -= 1
-                self._prune(before)
-        handle.units = units
+        handle = Handle(0, None)
+        self._stand(handle, path.run_at(units), units)
+        return handle
 
     def retreat(self, handle: Handle, history: History, units: int) -> None:
         """Moves the handle back behind the first `units` units."""
-        tail = handle.tail
-        for _ in range(handle.units - units):
-            tail = tail.before
-        self._stand(handle, tail, units)
+        run = handle.tail
+        while run and run.start >= units:
+            run = run.before
+        self._stand(handle, run, units)
 
     def release(self, handle: Handle) -> None:
         """Forgets the handle."""
         self._stand(handle, None, 0)
 
+    def _stand(self, handle: Handle, run: LinkRun | None, units: int) -> None:
+        before, behind = handle.tail, handle.units
+        handle.tail, handle.units = run, units
+        if run:
+            run.enter(units)
+        if before:
+            before.leave(behind)
+            self._prune(before)
+
+    # growing
+
+    def insert(self, handle: Handle, history: History, pages: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The pages that the index has of the handle's next units; see `PrefixIndex.insert`."""
+        at, last, run = handle.units, handle.units + len(pages[0]), handle.tail
+        self._extend(history, last)
+        kept: list[list[int]] = [[] for _ in pages]
+        while at < last:
+            known, own = self.runs.get(history.digests[at]), [column[at - last :] for column in pages]
+            if known is None:
+                run = self._grown(run, history, at, own)
+                own, count = run.pages_from(at, last - at), run.end - at
+            else:
+                count = known.common(run, history, at, last)
+                if not count:
+                    self.collisions += 1
+                    handle.closed = True
+                    break
+                run = known
+                self._fill(run, at, [column[:count] for column in own])
+                own = run.pages_from(at, count)
+            at += count
+            for column, theirs in zip(kept, own, strict=True):
+                column += theirs
+        self._stand(handle, run, at)
+        return kept
+
+    def _grown(self, before: LinkRun | None, history: History, at: int, pages: list[Sequence[int]]) -> LinkRun:
+        """The run that has the history's links from unit `at` on: the one before them, when they lie at its end.
+
+        It has as many as there are digests that lead nowhere else.
+        """
+        run = before if before and before.end == at else LinkRun(at, before, len(pages), history.width)
+        if run is not before and before:
+            before.enter(at)
+        count = self._lead(history.digests[at : at + len(pages[0])], run)
+        pages = [column[:count] for column in pages]
+        run.append(history, at, at + count, pages)
+        where, depths = self._where, self._depth
+        for column, own in zip(self.columns, pages, strict=True):
+            base = column.base
+            for depth, page in enumerate(own, at):
+                if page:
+                    where[page + base], depths[page + base] = run, depth
+        return run
+
+    def _lead(self, digests: list[bytes], run: LinkRun) -> int:
+        """How many of `digests` lead to `run` now: all, or those before one that led elsewhere or comes twice."""
+        runs, before = self.runs, len(self.runs)
+        for digest in digests:
+            runs.setdefault(digest, run)
+        if len(runs) - before == len(digests):
+            return len(digests)
+        for _ in range(len(runs) - before):
+            runs.popitem()
+        count = num_new(digests, runs)
+        runs.update(dict.fromkeys(digests[:count], run))
+        return count
+
+    def _fill(self, run: LinkRun, at: int, pages: Sequence[Sequence[int]]) -> None:
+        """Gives the links of `run` from unit `at` on the pages that they lack."""
+        first = at - run.start
+        for column, own, new in zip(self.columns, run.pages, pages, strict=True):
+            if 0 not in own:
+                continue
+            for i, page in enumerate(new, first):
+                if page and not own[i]:
+                    own[i] = page
+                    self._where[page + column.base], self._depth[page + column.base] = run, run.start + i
+
+    # shrinking
+
     def drop(self, items: Sequence[int]) -> None:
         """Forgets pages, by their numbers among all pages of the manager."""
-        where, links, single = self._where, self.links, len(self.columns) == 1
+        where, depths, single, last = self._where, self._depth, len(self.columns) == 1, None
+        touched: list[LinkRun] = []
         for item in items:
-            link = where[item]
-            where[item] = None
+            run = where[item]
+            where[item], at = None, depths[item] - run.start
             if single:
-                link.pages[0] = 0
+                run.pages[0][at] = 0
             else:
-                self._clear(link, item)
-            if not link.users and (single or not any(link.pages)):
-                del links[link.digest]
-                before = link.before
-                if before:
-                    before.users -= 1
-                    if not before.users and not before.pages[0]:
-                        self._prune(before)
+                self._clear(run, at, item)
+            if run is not last:
+                touched.append(run)
+                last = run
+        for run in touched:
+            self._prune(run)
 
-    def _clear(self, link: Link, item: int) -> None:
-        for c, column in enumerate(self.columns):
-            if link.pages[c] and link.pages[c] + column.base == item:
-                link.pages[c] = 0
+    def _clear(self, run: LinkRun, at: int, item: int) -> None:
+        for column, pages in zip(self.columns, run.pages, strict=True):
+            if pages[at] and pages[at] + column.base == item:
+                pages[at] = 0
                 return
 
-    def _prune(self, link: Link | None) -> None:
-        while link and not link.users and not any(link.pages):
-            del self.links[link.digest]
-            link = link.before
-            if link:
-                link.users -= 1
+    def _prune(self, run: LinkRun | None) -> None:
+        """Takes links without pages off the end of `run`, and of those before it, where nobody is behind them."""
+        while run and (needed := run.num_needed()) < len(run.digests):
+            for digest in run.cut(needed):
+                del self.runs[digest]
+            if needed:
+                return
+            if run.before:
+                run.before.leave(run.start)
+            run = run.before
+
+    # looking
 
     def holds(self, item: int) -> bool:
         """Whether that page is in the index."""
         return self._where[item] is not None
 
+    def links(self) -> Iterator[Link]:
+        """All links, each behind the one before it."""
+        for run in sorted(set(self.runs.values()), key=lambda run: run.start):
+            yield from run.links()
+
     def entries(self) -> Iterator[tuple[int, bytes, int]]:
         """(page's number, bytes of its whole history, column) of every page in the index."""
-        histories: dict[int, bytes] = {}
-        for link in self.links.values():
-            chain, at = [], link
-            while at and id(at) not in histories:
-                chain.append(at)
-                at = at.before
-            for at in reversed(chain):
-                histories[id(at)] = (histories[id(at.before)] if at.before else b"") + at.extra + at.tokens
-            for c, column in enumerate(self.columns):
-                if link.pages[c]:
-                    yield link.pages[c] + column.base, histories[id(link)], c
+        histories: dict[bytes, bytes] = {}
+        for link in self.links():
+            history = histories[link.digest] = histories.get(link.before, b"") + link.extra + link.tokens
+            for c, page in enumerate(link.pages):
+                if page:
+                    yield page + self.columns[c].base, history, c
 
     def check(self, columns: Sequence[Column]) -> None:
-        """Asserts that every entry leads to a link that carries it, and that links count who stands on them.
+        """Asserts that every entry leads to a link that carries it, and that runs count who stands on them.
 
         Raises:
             AssertionError: which link is wrong.
         """
-        behind: dict[int, int] = {}
-        for digest, link in self.links.items():
-            assert link.digest == digest, "a link lies under another one's digest"
-            before = link.before
-            assert before is None or self.links.get(before.digest) is before, "a link continues one that is gone"
-            behind[id(before)] = behind.get(id(before), 0) + 1
-            assert any(link.pages) or link.users, "a link without pages, and nobody behind it or on it"
-            for page, column in zip(link.pages, columns, strict=True):
-                assert not page or self._where[page + column.base] is link, f"page {page} is not in the index"
-        for link in self.links.values():
-            assert link.users >= behind.get(id(link), 0), "a link is used by fewer than continue it"
-        pages = sum(1 for link in self.links.values() for page in link.pages if page)
+        runs, pages = set(self.runs.values()), 0
+        assert len(self.runs) == sum(len(run.digests) for run in runs), "a link lies under another one's digest"
+        behind: dict[tuple[int, int], int] = {}
+        for run in runs:
+            run.check()
+            assert all(self.runs.get(digest) is run for digest in run.digests), "a link is not under its digest"
+            if run.before:
+                assert run.before in runs and run.before.end >= run.start, "a run continues a link that is gone"
+                behind[id(run.before), run.start] = behind.get((id(run.before), run.start), 0) + 1
+            for column, own in zip(columns, run.pages, strict=True):
+                for depth, page in enumerate(own, run.start):
+                    found = self._where[page + column.base], self._depth[page + column.base]
+                    assert not page or found == (run, depth), f"page {page} is not where the index has it"
+                    pages += page != 0
+        for run in runs:
+            for units in range(run.start, run.end + 1):
+                users, runs_behind = run.users.get(units, 0), behind.get((id(run), units), 0)
+                assert users >= runs_behind, "a link is used by fewer than continue it"
         assert pages == len(self._where) - self._where.count(None), "a page is in a link that is gone"

@@ -54,7 +54,6 @@ class Evicting:
         self.now, gone = now, 0
         for order in self.orders:
             items = order.expired(now)
-            order.remove(items)
             self._drop(items, order)
             gone += len(items)
         return gone
@@ -76,7 +75,7 @@ class Evicting:
         """Takes an unused page out of the cache with what is in it: it has one holder from now on, and no name."""
         pool, item = self.pools[group], page + self.columns[self.rules[group].columns[0]].base
         pool.touch([page])
-        pool.cached[page] = 0
+        pool.cached[page] = False
         self.index.drop([item])
         self.orders[self._layout.pool_of(group)].forget([item])
         self.version += 1

@@ -14,7 +14,6 @@ state after the unit. A column has no page where none was kept: behind a window,
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,7 +41,7 @@ class Path(Protocol):
 
     units: int
 
-    def pages(self, column: int) -> Sequence[int]:
+    def pages(self, column: int) -> list[int]:
         """The page of each unit, 0 where there is none."""
 
 
@@ -88,8 +87,3 @@ class PrefixIndex(Protocol):
 
     def check(self, columns: Sequence[Column]) -> None:
         """Asserts the design's own invariants."""
-
-
-def empty(count: int) -> array[int]:
-    """`count` times no page."""
-    return array("i", bytes(4 * count))

@@ -38,7 +38,7 @@ class History:
         ValueError: tokens that are not 32 bits wide, or a media item of another form.
     """
 
-    __slots__ = ("_every", "_first", "_media", "digests", "namespace", "pieces", "tokens", "unit")
+    __slots__ = ("_every", "_first", "_media", "digests", "namespace", "tokens", "unit")
 
     def __init__(
         self, tokens: array[int], unit: int, adapter: str = "", salt: str = "", media: Sequence[MediaItem | str] = ()
@@ -52,8 +52,7 @@ class History:
         self._every += b"".join(tagged(b"media", digest.encode()) for digest, _, length in self._media if length < 0)
         self._media = [item for item in self._media if item[2] >= 0]
         self.namespace = self._every + self._first
-        # token bytes of the first units, and their digests where a design asks for them
-        self.pieces: list[bytes] = []
+        # of the first units, where a design asks for them
         self.digests: list[bytes] = []
 
     @property
@@ -65,26 +64,34 @@ class History:
         """The bytes of units first .. last - 1."""
         return self.tokens[first * self.unit : last * self.unit].tobytes()
 
-    def extend(self, units: int) -> None:
-        """Cuts `pieces` for the first `units` units."""
-        have = len(self.pieces)
-        if units > have:
-            width, data = self.unit * TOKEN_BYTES, self.token_bytes(have, units)
-            self.pieces += [data[i : i + width] for i in range(0, len(data), width)]
+    @property
+    def width(self) -> int:
+        """Token bytes of a unit."""
+        return self.unit * TOKEN_BYTES
+
+    def pieces(self, first: int, last: int) -> list[bytes]:
+        """What the digests of units first .. last - 1 are made of, besides the digest before: tokens and extra key."""
+        width, data = self.width, self.token_bytes(first, last)
+        pieces = [data[i : i + width] for i in range(0, len(data), width)]
+        extras = self.extras(first, last)
+        return [tokens + extra for tokens, extra in zip(pieces, extras, strict=True)] if any(extras) else pieces
 
     def cut(self, tokens: int) -> None:
         """Forgets what was worked out for units that end behind the first `tokens` tokens."""
-        del self.pieces[tokens // self.unit :]
         del self.digests[tokens // self.unit :]
 
     def extra(self, unit: int) -> bytes:
         """What else the values of that unit depend on, besides its tokens and what came before it."""
         return self._every + (self._first if unit == 0 else b"") + self.media_of(unit)
 
-    @property
-    def plain(self) -> bytes | None:
-        """The extra key of every unit behind the first, when it is the same for all; else None."""
-        return None if self._media else self._every
+    def extras(self, first: int, last: int) -> list[bytes]:
+        """The extra keys of units first .. last - 1."""
+        if self._media:
+            return [self.extra(unit) for unit in range(first, last)]
+        found = [self._every] * (last - first)
+        if found and first == 0:
+            found[0] = self.extra(0)
+        return found
 
     def media_of(self, unit: int) -> bytes:
         """The extra key of the media that overlap that unit; b"" for none."""
@@ -94,6 +101,22 @@ class History:
             for digest, at, length in self._media
             if at < start + self.unit and at + length > start
         )
+
+
+def equal_units(one: bytes | bytearray, other: bytes | bytearray, width: int) -> int:
+    """Units of `width` bytes, from the first on, in which the shorter one begins like the other."""
+    most = min(len(one), len(other)) // width
+    if one[: most * width] == other[: most * width]:
+        return most
+    low, high = 0, most
+    # units below `low` are equal, those below `high` are not all
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low * width : middle * width] == other[low * width : middle * width]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _item(item: MediaItem | str) -> MediaItem:

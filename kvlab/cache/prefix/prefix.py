@@ -63,9 +63,10 @@ class PrefixCache(Evicting):
             columns = tuple(range(first, first + count))
             self.rules.append(GroupRule(g, group.retention, group.block_size, columns, self.unit, slack))
         design = RadixTree if options.design == "radix" else HashChain
-        self.index = design(self.columns, options, sum(p.num_blocks for p in spaces))
+        size = sum(p.num_blocks for p in spaces)
+        self.index = design(self.columns, options, size)
         # of each pool of units, the pages in it that nobody holds
-        self.orders = [eviction_order(options) for _ in layout.buffers]
+        self.orders = [eviction_order(options, size) for _ in layout.buffers]
         self.counters, self.version, self.now = Counters(), 0, 0.0
         self.on_evict: Callable[[int, int], None] | None = None
         self._standing: dict[str, Standing] = {}
@@ -106,7 +107,7 @@ class PrefixCache(Evicting):
             table = own[: units * len(rule.columns)]
             dead = rule.dead(units)
             if dead:
-                table[dead.start : dead.stop] = _nulls(table, len(dead))
+                table[dead.start : dead.stop] = [NULL_BLOCK] * len(dead)
             tables.append(table)
         known = path.units * self.unit
         return Hit(units * self.unit, tuple(tables), states, known, history, path, self.version, num_prompt, priority)
@@ -235,7 +236,7 @@ class PrefixCache(Evicting):
         cached, new = self.pools[rule.group].cached, []
         for page in pages:
             if page and not cached[page]:
-                cached[page] = 1
+                cached[page] = True
                 new.append(page)
         self.counters.inserted += len(new)
         order = self.orders[self._layout.pool_of(rule.group)]
@@ -281,7 +282,3 @@ class PrefixCache(Evicting):
         """The request will not come back."""
         self._counted.discard(request_id)
         self._histories.pop(request_id, None)
-
-
-def _nulls(like: Sequence[int], count: int) -> Sequence[int]:
-    return array("i", bytes(4 * count)) if isinstance(like, array) else [0] * count

@@ -12,10 +12,9 @@ Source: SGLang srt/mem_cache/radix_cache.py; it differs by comparing bytes, and 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 
-from kvlab.cache.prefix.index import Column, Handle, empty
+from kvlab.cache.prefix.index import Column, Handle
 from kvlab.cache.prefix.keys import TOKEN_BYTES, History
 from kvlab.cache.prefix.options import PrefixOptions
 from kvlab.cache.prefix.runs import Node, NodePath, common, run_length
@@ -35,7 +34,7 @@ class RadixTree:
         self.evictable = self.protected = 0
         # of every page, the node that has it, and how many units are before it
         self._where: list[Node | None] = [None] * size
-        self._depth = empty(size)
+        self._depth = [0] * size
 
     # finding
 
@@ -63,7 +62,7 @@ class RadixTree:
         root = path.root
         if root is None:
             name = history.namespace
-            root = self.roots.setdefault(name, Node(None, 0, b"", [empty(0) for _ in self.columns], name))
+            root = self.roots.setdefault(name, Node(None, 0, b"", [[] for _ in self.columns], name))
         node = root
         for one in path.nodes:
             if one.start >= units:
@@ -133,16 +132,15 @@ class RadixTree:
 
     def _grown(self, handle: Handle, node: Node, key: bytes, pages: list[Sequence[int]], extra: bytes) -> Node:
         """The node that has these units behind `node`: itself, when the handle's request alone stands there."""
-        arrays = [array("i", column) for column in pages]
         own = node is handle.tail and node.locks == 1 and not node.children and node.parent and not node.extra
         if own and not extra:
             node.key += key
-            for column, more in zip(node.pages, arrays, strict=True):
-                column.extend(more)
+            for column, more in zip(node.pages, pages, strict=True):
+                column += more
             grown, at = node, node.units
-            node.units += len(arrays[0])
+            node.units += len(pages[0])
         else:
-            grown, at = Node(node, node.start + node.units, key, arrays, extra), 0
+            grown, at = Node(node, node.start + node.units, key, [list(column) for column in pages], extra), 0
             node.children[key[: len(key) // grown.units] + extra] = grown
         self._note(grown, at)
         return grown
@@ -198,21 +196,22 @@ class RadixTree:
 
     def drop(self, items: Sequence[int]) -> None:
         """Forgets pages, by their numbers among all pages of the manager."""
-        single, where, depth = len(self.columns) == 1, self._where, self._depth
-        for item in items:
+        single, where, depths, last = len(self.columns) == 1, self._where, self._depth, None
+        touched: list[tuple[Node, int]] = []
+        for number, item in enumerate(items):
             node = where[item]
-            where[item], at, last = None, depth[item] - node.start, node.units - 1
-            ends = at == last and not node.locks and not node.children
-            if single and ends and last and node.pages[0][-2]:
-                # most pages go from the end of a leaf, and the one before has its own
-                del node.key[-(len(node.key) // node.units) :]
-                node.pages[0].pop()
-                node.units, node.live, self.evictable = last, node.live - 1, self.evictable - 1
-                continue
-            self._clear(node, at, item)
-            self._count(node, -1)
-            if ends:
-                self._prune(node)
+            where[item], at = None, depths[item] - node.start
+            if single:
+                node.pages[0][at] = 0
+            else:
+                self._clear(node, at, item)
+            if node is not last:
+                touched.append((node, number))
+                last = node
+        stops = [number for _, number in touched[1:]] + [len(items)]
+        for (node, first), stop in zip(touched, stops, strict=True):
+            self._count(node, first - stop)
+            self._prune(node)
 
     def _clear(self, node: Node, at: int, item: int) -> None:
         for column, pages in zip(self.columns, node.pages, strict=True):
@@ -223,18 +222,19 @@ class RadixTree:
     def _prune(self, node: Node) -> None:
         """Takes units without pages off the end of `node`, and of those above it, where nobody is behind them."""
         while not node.locks and not node.children:
-            width = len(node.key) // node.units if node.units else 0
-            while node.units and not any(pages[-1] for pages in node.pages):
-                first = bytes(node.key[:width]) + node.extra
-                del node.key[-width:]
-                for pages in node.pages:
-                    pages.pop()
-                node.units -= 1
-            if node.units:
-                return
-            parent = node.parent
+            parent, units = node.parent, node.num_needed()
             if parent is None:
                 del self.roots[node.extra]
+                return
+            if units == node.units:
+                return
+            width = len(node.key) // node.units
+            first = bytes(node.key[:width]) + node.extra
+            del node.key[units * width :]
+            for pages in node.pages:
+                del pages[units:]
+            node.units = units
+            if units:
                 return
             del parent.children[first]
             node = parent

@@ -10,7 +10,6 @@ Source: vLLM v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator.find_long
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,13 +41,13 @@ class GroupRule:
         """Whether it has one page for all tokens so far."""
         return self.retention.rule == "state"
 
-    def pages(self, path: Path, units: int) -> Sequence[int]:
+    def pages(self, path: Path, units: int) -> list[int]:
         """Its pages of the first `units` units of `path`, in the order of its block table; a state's one per unit."""
         if len(self.columns) == 1:
             return path.pages(self.columns[0])[:units]
-        found = array("i", bytes(4 * units * len(self.columns)))
+        found = [0] * (units * len(self.columns))
         for place, column in enumerate(self.columns):
-            found[place :: len(self.columns)] = array("i", path.pages(column)[:units])
+            found[place :: len(self.columns)] = path.pages(column)[:units]
         return found
 
     def dead(self, units: int) -> range:
@@ -79,6 +78,9 @@ class GroupRule:
 
 def _first_gap(pages: Sequence[int], start: int, stop: int) -> int:
     """The first index from `start` on without a page, or `stop`."""
+    if start == 0 and stop == len(pages) and all(pages):
+        # the usual answer, told faster
+        return stop
     try:
         return min(stop, pages.index(0, start, stop))
     except ValueError:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-
-from kvlab.cache.prefix.index import empty
-from kvlab.cache.prefix.keys import History
+from kvlab.cache.prefix.keys import History, equal_units
 
 
 class Node:
@@ -20,13 +17,20 @@ class Node:
 
     __slots__ = ("children", "extra", "key", "live", "locks", "pages", "parent", "start", "units")
 
-    def __init__(
-        self, parent: Node | None, start: int, key: bytes, pages: list[array[int]], extra: bytes = b""
-    ) -> None:
+    def __init__(self, parent: Node | None, start: int, key: bytes, pages: list[list[int]], extra: bytes = b"") -> None:
         self.parent, self.start, self.key, self.pages, self.extra = parent, start, bytearray(key), pages, extra
         self.children: dict[bytes, Node] = {}
         self.locks, self.live = 0, 0
         self.units = len(pages[0])
+
+    def num_needed(self) -> int:
+        """Units up to the last one that has a page."""
+        count = self.units
+        for row in zip(*map(reversed, self.pages), strict=True):
+            if any(row):
+                break
+            count -= 1
+        return count
 
 
 class NodePath:
@@ -37,9 +41,9 @@ class NodePath:
     def __init__(self, root: Node | None, nodes: list[Node], units: int) -> None:
         self.root, self.nodes, self.units = root, nodes, units
 
-    def pages(self, column: int) -> array[int]:
+    def pages(self, column: int) -> list[int]:
         """The page of each unit in that column, 0 where there is none."""
-        found = empty(0)
+        found: list[int] = []
         for node in self.nodes:
             found += node.pages[column]
         return found[: self.units]
@@ -49,19 +53,10 @@ def common(node: Node, data: bytes, at: int, width: int) -> int:
     """Units that `node` and `data` from unit `at` on have in common; the first one is known to be."""
     if node.extra:
         return 1
-    most = min(node.units, len(data) // width - at)
-    key, start = node.key, at * width
-    if key[: most * width] == data[start : start + most * width]:
-        return most
-    low, high = 1, most
-    # units below `low` are equal, those below `high` are not all
-    while high - low > 1:
-        middle = (low + high) // 2
-        if key[low * width : middle * width] == data[start + low * width : start + middle * width]:
-            low = middle
-        else:
-            high = middle
-    return low
+    # compared where it lies when all of the node is asked for
+    if len(data) - at * width >= len(node.key) and data.startswith(node.key, at * width):
+        return node.units
+    return equal_units(node.key, data[at * width :], width)
 
 
 def run_length(history: History, at: int, most: int) -> int:
