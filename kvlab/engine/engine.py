@@ -206,6 +206,13 @@ class Engine:
         self._come_to_rest()
         return ended
 
+    def stop(self, request_id: str, reason: str) -> bool:
+        """Whether a live request was ended as complete, because of something in its text; `reason` is for the log."""
+        self.requests.pop(request_id, None)
+        ended = self.scheduler.stop(request_id, time.monotonic(), reason)
+        self._come_to_rest()
+        return ended
+
     def truncate(self, request_id: str, tokens: int) -> int:
         """The tokens of the request that stay computed after only its first `tokens` tokens were kept.
 

@@ -4,6 +4,7 @@ from kvlab.schedule.events import Event, EventLog
 from kvlab.schedule.policy import SchedulingPolicy, SwapCosts
 from kvlab.schedule.request import Request, SamplingParams
 from kvlab.schedule.scheduler import Scheduler
+from kvlab.schedule.spared import SparedTokens
 from kvlab.schedule.step import Chunk, Limits, Output, Step, Verified
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "SchedulingPolicy",
+    "SparedTokens",
     "Step",
     "SwapCosts",
     "Verified",

@@ -81,10 +81,12 @@ class Admission:
             tiers.release(found)
             return False
         if found:
-            pages, num_bytes = tiers.load(request.request_id, found)
+            tiers.load(request.request_id, found)
             scheduler.cache.stand(request)
             request.num_computed = found.tokens
-            scheduler.emit(now, "load", request, f"{num_bytes} bytes", found.tokens, pages)
+            for source, (tokens, entries) in found.sources.items():
+                reason = f"{source}: {tiers.bytes_in(entries)} bytes"
+                scheduler.emit(now, "load", request, reason, tokens, len(entries))
         return found is not None
 
     def _hit(self, request: Request) -> Any:

@@ -18,7 +18,7 @@ KINDS = {
     "compress": "a preempted request's pages wait in fewer bits; tokens: computed and kept, pages: how many",
     "swap_in": "an admitted request's pages came back from below; tokens: that need not be computed, pages: how many",
     "save": "the prefix of a request that ended was written to the tiers; tokens, pages: how many",
-    "load": "an admitted request found tokens in a lower tier; tokens, pages: how many",
+    "load": "an admitted request found tokens in a lower tier, named before the colon; tokens, pages: how many",
     "lost": "what a lower tier had cannot be used, its tokens are computed again; tokens: how many",
     "rollback": "a request was cut back to an earlier length; tokens: computed work taken back",
     "release": "pages behind a window went back; pages: how many",

@@ -155,10 +155,11 @@ class Scheduler:
 
     def abort(self, request_id: str, now: float) -> bool:
         """Whether a live request of that id was ended."""
-        request = self.find(request_id)
-        if request is not None:
-            self._finish(request, "abort", now, "asked for")
-        return request is not None
+        return self._end(request_id, "abort", now, "asked for")
+
+    def stop(self, request_id: str, now: float, reason: str) -> bool:
+        """Whether a live request of that id was ended as complete: its caller has read all that it wants."""
+        return self._end(request_id, "stop", now, reason)
 
     def preempt(self, request_id: str, now: float, reason: str = "asked for") -> bool:
         """Whether a running request of that id lost its pages and waits again, as under pressure."""
@@ -277,6 +278,12 @@ class Scheduler:
             return chunk
         self.emit(now, "draft", request, tokens=len(drafts))
         return replace(chunk, count=chunk.count + len(drafts), drafts=drafts)
+
+    def _end(self, request_id: str, finish_reason: str, now: float, reason: str) -> bool:
+        request = self.find(request_id)
+        if request is not None:
+            self._finish(request, finish_reason, now, reason)
+        return request is not None
 
     def _finish(self, request: Request, finish_reason: str, now: float, reason: str) -> None:
         request.finish_reason = finish_reason

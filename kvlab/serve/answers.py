@@ -54,16 +54,12 @@ class Answer:
 
     async def run(self, flow: Flow) -> AsyncIterator[tuple[int, Choice]]:
         """Each completion that got something, with its index; ends when all have ended."""
-        open_choices = len(self.choices)
         async for index, delta in flow:
             choice = self.choices[index]
-            if choice.finish_reason:
-                continue
             choice.take(delta)
+            if choice.text.stopped:
+                flow.stop(index)
             yield index, choice
-            open_choices -= choice.finish_reason is not None
-            if not open_choices:
-                return
 
     async def whole(self, flow: Flow) -> dict[str, Any]:
         """The complete answer.

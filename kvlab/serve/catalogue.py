@@ -17,6 +17,10 @@ COUNTERS = {
     "preemptions": ("vllm:num_preemptions", "Running requests that lost their pages.", ()),
     "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of requests that got a first token.", ()),
     "prompt_tokens_cached": ("vllm:prompt_tokens_cached", "Prompt tokens that were not computed again.", ()),
+    "cached_by_source": (
+        "vllm:prompt_tokens_cached_by_source", "Prompt tokens that were not computed again, by where they were found.",
+        ("source",),
+    ),
     "generation_tokens": ("vllm:generation_tokens", "Tokens generated.", ()),
     "success": ("vllm:request_success", "Requests that ended, by how.", ("finished_reason",)),
     "rejections": ("vllm:admission_rejections", "Requests turned away.", ("reason",)),

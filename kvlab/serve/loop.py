@@ -2,7 +2,8 @@
 
     asyncio: submit(jobs) -> Flow          engine thread: add, step, step, ...
              async for index, delta <----- tokens of a step, handed over once per step
-             flow.close()           -----> abort
+             flow.stop(index)       -----> one has said enough
+             flow.close()           -----> abort what is left
 
 Calls reach the thread through one queue; tokens reach asyncio through `call_soon_threadsafe`.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.engine import Engine, SamplingParams
-from kvlab.schedule import Event, Request
+from kvlab.schedule import Event, Request, SparedTokens
 
 log = logging.getLogger("kvlab.serve")
 
@@ -54,7 +55,7 @@ class Flow:
         self.home = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._accepted: asyncio.Future[None] = self.home.create_future()
-        self._open = len(self.jobs)
+        self._open = set(range(len(self.jobs)))
 
     async def accepted(self) -> None:
         """Returns once the engine has taken every job.
@@ -67,8 +68,17 @@ class Flow:
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         while self._open:
             index, delta = await self._queue.get()
-            self._open -= delta.finish_reason is not None
+            if index not in self._open:
+                continue
+            if delta.finish_reason is not None:
+                self._open.discard(index)
             yield index, delta
+
+    def stop(self, index: int) -> None:
+        """Ends completion `index` as complete: a stop string is in its text, which only the reader of the flow sees."""
+        if index in self._open:
+            self._open.discard(index)
+            self._owner.call(lambda: self._owner.stop_one(self, index))
 
     def close(self) -> None:
         """Ends what has not ended; may be called more than once."""
@@ -83,7 +93,7 @@ class Flow:
         if error is None:
             self._accepted.set_result(None)
         else:
-            self._open = 0
+            self._open.clear()
             self._accepted.set_exception(error)
 
     def put(self, index: int, delta: Delta) -> None:
@@ -99,6 +109,7 @@ class _Live:
     index: int
     request: Request
     sent: int
+    cached: int = 0
 
 
 class EngineLoop:
@@ -114,7 +125,7 @@ class EngineLoop:
         self.failure: BaseException | None = None
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, _Live] = {}
-        self._hits: dict[str, int] = {}
+        self._spared = SparedTokens()
         self._stopping = False
         # jobs handed in and not ended, counted by the asyncio side's calls and the thread's answers
         self._count, self._lock = 0, threading.Lock()
@@ -177,6 +188,14 @@ class EngineLoop:
                     self.engine.abort(request_id)
                 self._forget(request_id)
 
+    def stop_one(self, flow: Flow, index: int) -> None:
+        """Ends one completion of `flow` if it is alive."""
+        for request_id, live in list(self._live.items()):
+            if live.flow is flow and live.index == index:
+                if self.failure is None:
+                    self.engine.stop(request_id, "a stop string")
+                self._forget(request_id)
+
     def _run(self) -> None:
         try:
             while True:
@@ -224,8 +243,7 @@ class EngineLoop:
             if len(request.tokens) <= live.sent and not request.finish_reason:
                 continue
             tokens, live.sent = request.tokens[live.sent :].tolist(), len(request.tokens)
-            cached = self._hits.get(request_id, 0)
-            delta = Delta(tokens, request.finish_reason, request.error, cached)
+            delta = Delta(tokens, request.finish_reason, request.error, live.cached)
             news.setdefault(live.flow.home, []).append((live.flow, live.index, delta))
             if request.finish_reason:
                 self._forget(request_id)
@@ -234,13 +252,12 @@ class EngineLoop:
 
     def _forget(self, request_id: str) -> None:
         if self._live.pop(request_id, None):
-            self._hits.pop(request_id, None)
             self._add_count(-1)
 
     def _hear(self, event: Event) -> None:
-        # what a later admission finds again after a preemption is no saving of the prompt
-        if event.kind == "hit" and event.request_id in self._live:
-            self._hits.setdefault(event.request_id, event.tokens)
+        spared = self._spared.hear(event)
+        if spared and (live := self._live.get(event.request_id)):
+            live.cached = sum(spared.values())
 
     def _add_count(self, count: int) -> None:
         with self._lock:

@@ -8,13 +8,14 @@ Source: vLLM 0.33 v1/metrics/loggers.py; a registry of its own for each engine, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from kvlab.engine import Engine
-from kvlab.schedule import Event
+from kvlab.schedule import Event, SparedTokens
+from kvlab.schedule.spared import SOURCES
 from kvlab.serve.buckets import context_label
 from kvlab.serve.catalogue import Instruments
 
@@ -28,9 +29,10 @@ class Seen:
     admitted: float | None = None
     first: float | None = None
     last: float = 0.0
+    step: int = 0
     tokens: int = 0
     computed: int = 0
-    cached: int | None = None
+    spared: dict[str, int] = field(default_factory=dict)
     preemptions: int = 0
     running: bool = False
 
@@ -51,16 +53,23 @@ class EngineMetrics:
         self.engine, self.registry = engine, CollectorRegistry()
         self.instruments = Instruments(self.registry, model_name, engine)
         self._live: dict[str, Seen] = {}
+        self._spared = SparedTokens()
+        for source in SOURCES:
+            # a counter that nobody touched is not written out
+            self.instruments.cached_by_source.labels(source)
         self._waiting = self._running = 0
         self._step, self._step_tokens = 0, 0
         self._on: dict[str, Callable[[Event], None]] = {
             kind: getattr(self, f"_{kind}")
-            for kind in ("arrive", "refuse", "hit", "admit", "chunk", "token", "preempt", "draft", "accept", "finish")
+            for kind in ("arrive", "refuse", "admit", "chunk", "token", "preempt", "draft", "accept", "finish")
         }
         self.close = engine.events.subscribe(self.hear)
 
     def hear(self, event: Event) -> None:
-        """The sink: one dictionary look-up for events that count nothing."""
+        """The sink."""
+        spared = self._spared.hear(event)
+        if spared and (seen := self._live.get(event.request_id)):
+            seen.spared = spared
         if act := self._on.get(event.kind):
             act(event)
 
@@ -80,11 +89,6 @@ class EngineMetrics:
 
     def _refuse(self, event: Event) -> None:
         self.reject("too_long")
-
-    def _hit(self, event: Event) -> None:
-        seen = self._live.get(event.request_id)
-        if seen and seen.cached is None:
-            seen.cached = event.tokens
 
     def _admit(self, event: Event) -> None:
         if not (seen := self._live.get(event.request_id)):
@@ -110,8 +114,11 @@ class EngineMetrics:
             return
         if seen.first is None:
             self._first_token(event, seen)
-        else:
+            seen.step = event.step
+        elif event.step != seen.step:
+            # as vLLM: one gap for each step that brought tokens, however many drafts were right in it
             self.instruments.inter_token.observe(event.now - seen.last)
+            seen.step = event.step
         seen.last = event.now
         seen.tokens += 1
         self.instruments.generation_tokens.inc()
@@ -126,8 +133,10 @@ class EngineMetrics:
         own.prefill_computed.observe(seen.computed)
         if self.caches_prefixes:
             own.prefix_queries.inc(seen.prompt)
-            own.prefix_hits.inc(seen.cached or 0)
-        own.prompt_tokens_cached.inc(seen.cached or 0)
+            own.prefix_hits.inc(seen.spared.get("device", 0))
+        own.prompt_tokens_cached.inc(sum(seen.spared.values()))
+        for source, tokens in seen.spared.items():
+            own.cached_by_source.labels(source).inc(tokens)
 
     def _preempt(self, event: Event) -> None:
         own = self.instruments

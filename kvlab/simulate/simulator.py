@@ -18,7 +18,7 @@ from typing import Any
 from kvlab.cache import KVCacheManager
 from kvlab.cache.prefix import PrefixOptions
 from kvlab.plan.plan import Plan, make_plan
-from kvlab.schedule import Event, EventLog, Request, SamplingParams, Scheduler, Step
+from kvlab.schedule import Event, EventLog, Request, SamplingParams, Scheduler, SparedTokens, Step
 from kvlab.simulate.clock import Machine, StepClock
 from kvlab.simulate.options import SimulateOptions, simulate_options
 from kvlab.simulate.runs import DecodeRuns
@@ -108,8 +108,7 @@ class Simulator:
         self._next, self._done, self._busy = 0, 0, 0.0
         self._bound = dict.fromkeys(("weights", "cache", "compute"), 0.0)
         self._timed: dict[str, Timed] = {}
-        self._started: set[str] = set()
-        self._hits: set[str] = set()
+        self._spared = SparedTokens()
 
     def run(self, progress: Progress | None = None) -> Simulation:
         """The whole trace, or as far as `progress` lets it go."""
@@ -190,13 +189,10 @@ class Simulator:
         return ended
 
     def _hear(self, event: Event) -> None:
-        if event.kind == "admit" and event.request_id not in self._started:
-            self._started.add(event.request_id)
+        spared = self._spared.hear(event)
+        if spared is not None:
             self.counts["prompt_tokens_started"] += self._timed[event.request_id].prompt_tokens
-        elif event.kind == "hit" and event.request_id not in self._hits:
-            # what a request finds again after a preemption is no saving of its prompt
-            self._hits.add(event.request_id)
-            self.counts["hit_tokens"] += event.tokens
+            self.counts["hit_tokens"] += sum(spared.values())
         elif event.kind == "preempt":
             self.counts["preemptions"] += 1
             self.counts["preempted_tokens"] += event.tokens

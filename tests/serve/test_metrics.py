@@ -8,7 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvlab.cache.prefix import PrefixOptions
 from kvlab.engine import SamplingParams
+from kvlab.engine.tiers import TierOptions
 from kvlab.schedule import Event
+from kvlab.schedule.spared import SOURCES
 from kvlab.serve.buckets import context_label, tokens_up_to
 from kvlab.serve.metrics import EngineMetrics
 
@@ -17,7 +19,7 @@ VLLM = {
     "gauge": {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"},
     "counter": {
         "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_cached",
-        "generation_tokens", "request_success", "admission_rejections", "spec_decode_num_drafts",
+        "prompt_tokens_cached_by_source", "generation_tokens", "request_success", "admission_rejections", "spec_decode_num_drafts",
         "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos",
     },
     "histogram": {
@@ -107,11 +109,11 @@ def test_preempted_request_waits_again_and_has_one_first_token():
     script = Scripted()
     script.say(0.0, "arrive", tokens=8)
     script.say(1.0, "admit", tokens=8)
-    script.say(1.5, "token", tokens=3)
+    script.say(1.5, "token", step=1, tokens=3)
     script.say(2.0, "preempt", tokens=9, pages=3)
     assert (script.value("vllm:num_requests_waiting"), script.value("vllm:num_requests_running")) == (1, 0)
     script.say(3.0, "admit", tokens=9)
-    script.say(4.0, "token", tokens=5)
+    script.say(4.0, "token", step=2, tokens=5)
     script.say(4.0, "finish", reason="stop: token 5", tokens=10)
     assert script.value("vllm:num_preemptions_total") == 1 and script.value("kvlab:preempted_tokens_total") == 9
     assert script.value("vllm:request_num_preemptions_sum") == 1
@@ -134,6 +136,46 @@ def test_hits_count_once_however_many_chunks_and_admissions_a_prompt_takes():
     script.say(4.0, "token", tokens=1)
     assert script.value("vllm:prefix_cache_hits_total") == script.value("vllm:prompt_tokens_cached_total") == 48
     assert script.value("vllm:prefix_cache_queries_total") == 100
+
+
+def test_tokens_of_one_step_are_one_gap():
+    """As vLLM (v1/metrics/stats.py, update_from_output): right drafts come at once, and no gap of 0 is counted."""
+    script = Scripted()
+    script.say(0.0, "arrive", tokens=8)
+    script.say(0.0, "admit", tokens=8)
+    for now, step, count in ((1.0, 1, 2), (1.5, 2, 4), (2.5, 3, 1)):
+        for _ in range(count):
+            script.say(now, "token", step=step, tokens=7)
+    script.say(2.5, "finish", reason="length: 15 tokens", tokens=15)
+    assert script.value("vllm:inter_token_latency_seconds_count") == 2
+    assert script.value("vllm:inter_token_latency_seconds_sum") == 1.5
+    assert script.value("vllm:generation_tokens_total") == 7
+    assert script.value("vllm:request_time_per_output_token_seconds_sum") == 0.25
+
+
+def test_every_place_that_spared_tokens_is_counted_and_the_sum_is_all(tmp_path):
+    """A prompt from the pool, from host memory, from disk; what came from nowhere is in none of them."""
+    tiers = TierOptions(1 << 20, tmp_path, 1 << 22)
+    prompt, one = list(range(20)), SamplingParams(max_tokens=1)
+    first = speaking.engine(tiers=tiers, prefix=PrefixOptions())
+    metrics = EngineMetrics(first, "tiny")
+    first.generate([prompt], one)
+    first.generate([prompt], one)
+    first.cache.prefix.clear()
+    first.generate([[*prompt, 7]], one)
+    second = speaking.engine(tiers=tiers, prefix=PrefixOptions())
+    other = EngineMetrics(second, "tiny")
+    second.generate([prompt], one)
+    found = {engine: {s: samples(engine)["vllm:prompt_tokens_cached_by_source_total", s] for s in SOURCES}
+             for engine in (metrics, other)}  # fmt: skip
+    assert found[metrics] == {"device": 16, "host": 20, "disk": 0} and found[other] == {
+        "device": 0,
+        "host": 0,
+        "disk": 16,
+    }
+    for engine, own in found.items():
+        assert samples(engine)["vllm:prompt_tokens_cached_total",] == sum(own.values())
+        assert samples(engine)["vllm:prefix_cache_hits_total",] == own["device"]
 
 
 def test_salts_keep_hits_apart_and_the_counters_say_so():

@@ -116,6 +116,33 @@ def test_stop_string_ends_the_answer_before_itself(client, server):
     idle(server)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_string_ends_its_own_choice_as_stopped_and_no_other(stream):
+    ask = {"model": "tiny", "prompt": "w5 w6 w7", "max_tokens": 60, "seed": 1, "n": 3}
+    ask |= {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    params = [SamplingParams(60, temperature=1.0, seed=seed, ignore_eos=True) for seed in (1, 2, 3)]
+    ids = [done.token_ids for done in speaking.engine().generate([[5, 6, 7]] * 3, params)]
+    # a word that one choice says soon and another never says, and that begins no other
+    said = {w: [own.index(w) if w in own else None for own in ids] for own in ids for w in own[3:30] if w >= 10}
+    word = next(w for w, places in said.items() if None in places)
+    engine = slowed(speaking.engine(), 0.002)
+    with ServerThread(engine) as server:
+        texts = ["", "", ""]
+        answer = client_of(server).completions.create(**ask, stop=f" w{word}", stream=stream)
+        for choice in [c for piece in answer for c in piece.choices] if stream else answer.choices:
+            texts[choice.index] += choice.text
+        idle(server)
+    assert texts == [words(own if at is None else own[:at]) for own, at in zip(ids, said[word], strict=True)]
+    stopped = sum(at is not None for at in said[word])
+    ends = sorted(e.reason for e in engine.events.of("finish"))
+    assert ends == ["length: 63 tokens"] * (3 - stopped) + ["stop: a stop string"] * stopped
+    metrics = server.service.metrics.exposition()[0].decode()
+    assert f'vllm:request_success_total{{engine="0",finished_reason="stop",model_name="tiny"}} {stopped}.0' in metrics
+    assert 'finished_reason="abort"' not in metrics
+    # a choice that stopped takes no more steps while the others go on
+    assert max(e.tokens for e in engine.events.of("finish") if e.reason.startswith("stop")) < 63
+
+
 def test_models_lists_the_served_one(client):
     (model,) = client.models.list().data
     assert (model.id, model.max_model_len, model.vocab_size) == ("tiny", 256, 61)

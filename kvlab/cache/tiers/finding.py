@@ -23,10 +23,14 @@ Named = tuple[bytes, int, int, int]
 
 @dataclass
 class Found:
-    """Saved tokens: what a request holds of them, and for each of its pages the entry with its bytes."""
+    """Saved tokens: what a request holds of them, and for each of its pages the entry with its bytes.
+
+    `sources`: by "host" and "disk", the tokens that were found there, and their entries.
+    """
 
     holdings: Snapshot
     entries: list[Entry]
+    sources: dict[str, tuple[int, list[Entry]]]
 
     @property
     def tokens(self) -> int:
@@ -122,11 +126,14 @@ class Finder:
         unit = self._unit
         digests = self._digests(request, self._page_ends(limit // unit * unit))
         entries: list[list[Entry]] = [[] for _ in self.cache.groups]
-        tokens = 0
+        tokens, sources = 0, {}
         for end in range(unit, limit + 1, unit):
+            before = self.saved.reads
             taken = self._fetch_unit(digests, end)
             if taken is None:
                 break
+            count, own = sources.get(source := self._source(before), (0, []))
+            sources[source] = count + unit, own + [entry for new in taken for entry in new]
             for own, new in zip(entries, taken, strict=True):
                 own += new
             tokens = end
@@ -136,7 +143,11 @@ class Finder:
                 entry.pins -= 1
             return None
         counts = [tokens // group.block_size for group in self.cache.groups]
-        return Found(Snapshot(tokens, tuple((n, tuple(range(n))) for n in counts)), found)
+        return Found(Snapshot(tokens, tuple((n, tuple(range(n))) for n in counts)), found, sources)
+
+    def _source(self, reads: int) -> str:
+        """Where pages came from that were fetched since so many had been read from disk."""
+        return "disk" if self.saved.reads > reads else "host"
 
     def _fetch_unit(self, digests: dict[int, bytes], end: int) -> list[list[Entry]] | None:
         """The pinned entries of each group's pages in the unit that ends at `end`, None when one is missing."""
@@ -161,6 +172,7 @@ class Finder:
             if holdings is None or holdings.computed != tokens:
                 continue
             entries: list[Entry] = []
+            before = self.saved.reads
             groups = [g for g, (_, held) in enumerate(holdings.tables) for _ in held]
             for name, g in zip(_names(digests[tokens], holdings), groups, strict=True):
                 entry = self._fetch(name, g)
@@ -174,20 +186,21 @@ class Finder:
                 if self.saved.disk:
                     # its note is as recently used as its pages
                     self.saved.disk.read(digests[tokens], memoryview(bytearray()))
-                return self._with_kept(holdings, entries)
+                return self._with_kept(holdings, entries, self._source(before))
             for entry in entries:
                 entry.pins -= 1
         return None
 
-    def _with_kept(self, holdings: Snapshot, entries: list[Entry]) -> Found:
+    def _with_kept(self, holdings: Snapshot, entries: list[Entry], source: str) -> Found:
         """What was found; its states also as kept ones, where steps back were promised and nothing earlier is there."""
         every = self.cache.rollback.checkpoint_tokens
         if not self.cache.keeps_states or not every or holdings.computed < every:
-            return Found(holdings, entries)
+            return Found(holdings, entries, {source: (holdings.computed, entries)})
         states = [entry for entry in entries if entry.group in self.cache.kept.pools]
         for entry in states:
             entry.pins += 1
-        return Found(Snapshot(holdings.computed, holdings.tables, (holdings.computed,)), entries + states)
+        kept = Snapshot(holdings.computed, holdings.tables, (holdings.computed,))
+        return Found(kept, entries + states, {source: (holdings.computed, entries + states)})
 
     def _fetch(self, name: bytes, group: int) -> Entry | None:
         """The page in host memory, pinned."""

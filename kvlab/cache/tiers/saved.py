@@ -57,6 +57,8 @@ class SavedPages:
     ) -> None:  # fmt: skip
         self.slots, self.memory, self.disk = slots, memory, disk
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        # pages that were read from disk so far
+        self.reads = 0
 
     def has(self, name: bytes) -> bool:
         """Whether the page is in host memory or on disk."""
@@ -83,6 +85,7 @@ class SavedPages:
                 self.slots.free(group, slot)
                 return None
             entry = self._entries[name] = Entry(group, slot)
+            self.reads += 1
         return entry
 
     def add(self, name: bytes, group: int) -> Entry | None:

@@ -212,12 +212,15 @@ class Tiers:
         """Lets go of what was found."""
         _unpin(found.entries)
 
-    def load(self, request_id: str, found: Found) -> tuple[int, int]:
-        """(pages, bytes) found that are on their way into the pool, where the request holds new pages for them."""
+    def bytes_in(self, entries: Sequence[Entry]) -> int:
+        """Bytes of saved pages."""
+        return sum(self.slots.page_bytes[entry.group] for entry in entries)
+
+    def load(self, request_id: str, found: Found) -> None:
+        """Sends what was found on its way into the pool, where the request holds new pages for it."""
         pages = restore(self.cache, request_id, found.holdings)
         moves = [(g, page, entry.slot) for (g, page), entry in zip(pages, found.entries, strict=True)]
         self._fly(moves, Flight(None, False, request_id, landed=lambda: _unpin(found.entries)))
-        return len(pages), sum(self.slots.page_bytes[g] for g, _ in pages)
 
 
 def _unpin(entries: Sequence[Entry]) -> None:
