@@ -7,10 +7,12 @@ run shows everything that is wrong. The last line counts the tests of all jobs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,11 +31,12 @@ KERNELS = ("tests/ops", "tests/quant")
 
 @dataclass(frozen=True)
 class Job:
-    """One row of the table: commands that run one after another and must all succeed."""
+    """One row of the table: commands that must all succeed, one after another, or `together` after the first."""
 
     name: str
     budget_minutes: float
     commands: Callable[[], list[list[str]]]
+    together: bool = False
 
 
 def pytest(name: str, *arguments: str, workers: int = 2) -> list[str]:
@@ -63,8 +66,7 @@ def unit_job() -> list[list[str]]:
 
 
 def browser_job() -> list[list[str]]:
-    """The built pages, and JupyterLab, in a real browser."""
-    # these bring their own browser and server
+    """The built pages and JupyterLab, and beside them the live widgets: two browsers, each with a server of its own."""
     live = pytest("browser-live", *map(str, sorted((ROOT / "tests" / "book").glob("test_*_page.py"))), workers=1)
     return [[PY, "tools/browser.py"], live, pytest("browser", "tests/book/pages", workers=1)]
 
@@ -77,7 +79,7 @@ JOBS = (
     Job("kernels", 6, lambda: [pytest("kernels", *KERNELS)]),
     Job("chapters", 12, lambda: [[PY, "tools/run_chapters.py"]]),
     Job("build", 0.5, lambda: [[PY, "tools/build_book.py", "--keep-run"]]),
-    Job("browser", 4.5, browser_job),
+    Job("browser", 4.5, browser_job, together=True),
 )
 
 
@@ -93,12 +95,33 @@ def run_job(job: Job) -> tuple[bool, float]:
     print(f"\n===== {job.name}", flush=True)
     passed = True
     threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"} if job.name in ("unit", "parity", "kernels") else {}
-    for command in job.commands():
-        if subprocess.run(command, cwd=ROOT, env=environment() | threads, check=False).returncode:
+    first, *rest = job.commands()
+    for commands in [[first], rest] if job.together else [[command] for command in (first, *rest)]:
+        failed = run_commands(commands, environment() | threads)
+        for command in failed:
             print(f"ci: {job.name}: failed: {' '.join(command)}", flush=True)
+        if failed:
             passed = False
             break
     return passed, time.monotonic() - start
+
+
+def run_commands(commands: list[list[str]], env: dict[str, str]) -> list[list[str]]:
+    """Runs the commands at the same time, all but the last with their output kept until they end; those that failed."""
+    *before, last = commands
+    with contextlib.ExitStack() as stack:
+        kept = [stack.enter_context(tempfile.TemporaryFile()) for _ in before]
+        started = [
+            subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
+            for command, file in zip(before, kept, strict=True)
+        ]
+        failed = [last] if subprocess.run(last, cwd=ROOT, env=env, check=False).returncode else []
+        for command, process, file in zip(before, started, kept, strict=True):
+            if process.wait():
+                failed.append(command)
+            file.seek(0)
+            print(file.read().decode(errors="replace"), end="", flush=True)
+    return failed
 
 
 def counts() -> dict[str, int]:

@@ -91,12 +91,6 @@ class Page(LivePage):
             control.fill(str(value))
         self.settle()
 
-    def figure(self, name: str) -> str:
-        return self.page.locator(f"[data-figure={name}] dd").first.inner_text()
-
-    def part(self, name: str) -> str:
-        return self.page.locator(f"[data-part={name}] b").inner_text()
-
     def command(self) -> str:
         return self.page.locator(".kvx-command").inner_text()
 
@@ -126,18 +120,17 @@ def gib(n: float) -> str:
     return f"{n / 2**30:,.2f} GiB"
 
 
-def shown(page: Page) -> dict[str, str]:
-    """The figures the page shows, as text."""
-    drawn = {p: page.page.locator(f".kvx-part-{p} title").all_text_contents() for p in ("weights", "cache")}
-    return {
-        "kv_bytes": page.page.locator("[data-figure=kv_bytes] dd").nth(1).inner_text(),
-        "max_concurrent": page.figure("max_concurrent"),
-        "tokens_per_s": page.figure("tokens_per_s"),
-        "weights": page.part("weights"),
-        "cache": page.part("cache"),
-        "drawn": drawn,
-        "capacity": page.page.locator(".kvx-bar").text_content(),
-    }
+SHOWN = """() => { const text = s => document.querySelector(s)?.innerText, all = s => [...document.querySelectorAll(s)];
+  return {kv_bytes: all('[data-figure=kv_bytes] dd')[1].innerText, max_concurrent: text('[data-figure=max_concurrent] dd'),
+    tokens_per_s: text('[data-figure=tokens_per_s] dd'), weights: text('[data-part=weights] b'), cache: text('[data-part=cache] b'),
+    drawn: Object.fromEntries(['weights', 'cache'].map(p => [p, all(`.kvx-part-${p} title`).map(t => t.textContent)])),
+    capacity: document.querySelector('.kvx-bar').textContent, command: text('.kvx-command'), error: text('.kvx-error'),
+    results: text('.kvx-results')}; }"""
+
+
+def shown(page: Page) -> dict:
+    """What the page shows, as text."""
+    return page.page.evaluate(SHOWN)
 
 
 def assert_same_figures(found: dict, plan: dict) -> None:
@@ -153,67 +146,64 @@ def assert_same_figures(found: dict, plan: dict) -> None:
     assert float(found["tokens_per_s"].replace(",", "")) == pytest.approx(speed, rel=6e-3)
 
 
-def test_values_of_the_build_are_shown_and_nothing_is_fetched_until_a_control_moves(site: str, browser) -> None:
-    page = Page(browser, site).mounted()
+@pytest.fixture(scope="module")
+def page(site: str, browser) -> Iterator[Page]:
+    """One page for all that need Python in it, since that takes its time to start; each test says what it starts from."""
+    opened = Page(browser, site).mounted()
+    yield opened
+    assert all(url.startswith("http://127.0.0.1") for url in opened.requests)
+    assert not opened.errors
+    opened.context.close()
+
+
+def test_values_of_the_build_are_shown_and_nothing_is_fetched_until_a_control_moves(page: Page) -> None:
     assert_same_figures(shown(page), plans([page.command()])[0])
     assert "Computed when the book was built" in page.page.locator(".kvlab-live-status").inner_text()
     assert not [url for url in page.requests if "pyodide" in url or url.endswith(".zip")]
-    page.change("batch", 4)
+    page.page.locator("[name=gpu]").select_option("b200")
+    page.page.get_by_role("button", name="Cancel").click()  # while Python starts
+    page.settle()
+    assert "Python is stopped" in page.page.locator(".kvlab-live-status").inner_text()
+    assert "stopped" in shown(page)["error"]
+    page.change("gpu", "h200")  # starts it again
+    assert "h200" in page.command() and shown(page)["error"] == ""
     assert [url for url in page.requests if url.endswith("pyodide.asm.wasm")]
     assert "Computed in this page by kvlab" in page.page.locator(".kvlab-live-status").inner_text()
-    assert all(url.startswith("http://127.0.0.1") for url in page.requests)
-    assert not page.errors
-    page.context.close()
 
 
-def test_every_control_gives_the_numbers_of_the_command_line(site: str, browser) -> None:
-    page = Page(browser, site).mounted()
+def test_every_control_gives_the_numbers_of_the_command_line(page: Page) -> None:
     names = {n for n in page.page.locator("form.kvx-controls [name]").evaluate_all("e => e.map(x => x.name)") if n}
     assert names == {name for name, _ in CHANGES}
-    commands, figures = [], []
+    page.change("gpu", "h100-sxm")
+    before, figures = shown(page), []
     for name, value in CHANGES:
-        before = page.command(), page.page.locator(".kvx-results").first.inner_text()
         page.change(name, value)
-        assert page.page.locator(".kvx-error").inner_text() == ""
-        after = page.command(), page.page.locator(".kvx-results").first.inner_text()
-        assert after != before, f"{name} = {value} changed nothing"
-        commands.append(after[0])
-        figures.append(shown(page))
-    for change, found, plan in zip(CHANGES, figures, plans(commands), strict=True):
+        after = shown(page)
+        assert after["error"] == ""
+        assert (after["command"], after["results"]) != (before["command"], before["results"]), f"{name} = {value}"
+        figures.append(before := after)
+    computed = plans([found["command"] for found in figures])
+    for change, found, plan in zip(CHANGES, figures, computed, strict=True):
         try:
             assert_same_figures(found, plan)
         except AssertionError as error:
             raise AssertionError(f"after {change}") from error
-    assert not page.errors
-    page.context.close()
 
 
-def test_a_setting_that_cannot_be_is_said_and_the_last_figures_stay(site: str, browser) -> None:
-    page = Page(browser, site).mounted()
-    page.change("model", "own")
+def test_a_setting_that_cannot_be_is_said_and_the_last_figures_stay(page: Page) -> None:
+    for name, value in (("model", "own"), ("attention", "gqa"), ("query_heads", "32"), ("kv_heads", "8")):
+        page.change(name, value)
     before = page.command()
     page.change("kv_heads", "7")
-    assert "kv_heads 7: must divide the 32 query heads" in page.page.locator(".kvx-error").inner_text()
+    assert "kv_heads 7: must divide the 32 query heads" in shown(page)["error"]
     assert page.command() == before
     page.change("kv_heads", "4")
-    assert page.page.locator(".kvx-error").inner_text() == ""
-    page.context.close()
+    assert shown(page)["error"] == ""
 
 
-def test_python_can_be_stopped_and_starts_again(site: str, browser) -> None:
-    page = Page(browser, site).mounted()
-    page.page.locator("[name=gpu]").select_option("b200")
-    page.page.get_by_role("button", name="Cancel").click()
-    page.settle()
-    assert "Python is stopped" in page.page.locator(".kvlab-live-status").inner_text()
-    assert "stopped" in page.page.locator(".kvx-error").inner_text()
-    page.change("gpu", "h200")
-    assert "h200" in page.command() and page.page.locator(".kvx-error").inner_text() == ""
-    page.context.close()
-
-
-def test_the_keyboard_alone_reaches_and_moves_every_kind_of_control(site: str, browser) -> None:
-    page = Page(browser, site).mounted()
+def test_the_keyboard_alone_reaches_and_moves_every_kind_of_control(page: Page) -> None:
+    for name, value in (("model", "llama-3.1-8b"), ("context", 8192), ("kv_dtype", "bf16")):
+        page.change(name, value)
     page.page.locator("[name=model]").focus()
     order = []
     for _ in range(12):
@@ -229,28 +219,25 @@ def test_the_keyboard_alone_reaches_and_moves_every_kind_of_control(site: str, b
     page.page.keyboard.press("i")
     page.settle()
     assert "--kv-dtype int8" in page.command()
-    page.context.close()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_can_be_read_in_both_themes(site: str, browser, theme: str) -> None:
-    page = Page(browser, site).mounted()
-    page.page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-    for selector in (".kvx-summary", ".kvx label > span", ".kvx legend", ".kvx select", ".kvx-cards dt", ".kvx-note",
-                     ".kvx-command", ".kvx-scale span", ".kvx-keys b", ".kvx output"):  # fmt: skip
-        assert page.contrast(selector) >= 4.5, f"{selector} in {theme}"
-    page.context.close()
+def test_text_can_be_read_in_both_themes(page: Page) -> None:
+    page.change("model", "own")
+    for theme in ("light", "dark"):
+        page.page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+        for selector in (".kvx-summary", ".kvx label > span", ".kvx legend", ".kvx select", ".kvx-cards dt", ".kvx-note",
+                         ".kvx-command", ".kvx-scale span", ".kvx-keys b", ".kvx output"):  # fmt: skip
+            assert page.contrast(selector) >= 4.5, f"{selector} in {theme}"
 
 
-def test_a_phone_shows_it_all_without_scrolling_sideways(site: str, browser) -> None:
-    page = Page(browser, site, viewport={"width": 390, "height": 800}).mounted()
+def test_a_phone_shows_it_all_without_scrolling_sideways(page: Page) -> None:
+    page.page.set_viewport_size({"width": 390, "height": 800})
     page.change("model", "own")
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
     for box in page.page.locator(".kvx :is(select, input, button, .kvx-bar)").all():
         if box.is_visible():
             found = box.bounding_box()
             assert found["x"] >= 0 and found["x"] + found["width"] <= 390 and found["height"] >= 15
-    page.context.close()
 
 
 def test_without_javascript_a_table_of_at_least_three_settings_remains(site: str, browser) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -109,3 +111,20 @@ def test_a_widget_without_a_form_for_the_page_stops_the_build(monkeypatch) -> No
         build_book.for_the_page(made)
     view["text/html"] = "<table>"
     assert "application/vnd.jupyter.widget-view+json" not in str(build_book.for_the_page(made))
+
+
+def test_commands_of_a_job_run_at_the_same_time_and_each_failure_is_told(tmp_path, monkeypatch, capfd) -> None:
+    spec = importlib.util.spec_from_file_location("ci_under_test", ROOT / "tools" / "ci.py")
+    ci = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, ci)  # dataclasses look their module up
+    spec.loader.exec_module(ci)
+    # each waits for what the other one writes: one after the other would never end
+    wait = "import pathlib, sys, time\nmine, other, code = sys.argv[1:]\npathlib.Path(mine).touch()\n"
+    wait += "while not pathlib.Path(other).exists(): time.sleep(0.01)\nprint('seen', other)\nsys.exit(int(code))"
+    names = [str(tmp_path / name) for name in "ab"]
+    commands = [
+        [sys.executable, "-c", wait, mine, other, code]
+        for mine, other, code in zip(names, names[::-1], "30", strict=True)
+    ]
+    assert ci.run_commands(commands, dict(os.environ)) == [commands[0]]
+    assert sorted(capfd.readouterr().out.splitlines()) == [f"seen {name}" for name in names]

@@ -1,4 +1,4 @@
-"""The tests of specs, plan, cache and schedule, run once in the Python of the published page (decision 11)."""
+"""The tests of specs, plan, cache, schedule and simulate, run once in the Python of the published page (decision 11)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PYODIDE = ROOT / "node_modules" / "pyodide"
-FOLDERS = ("specs", "plan", "cache", "schedule")
+FOLDERS = ("specs", "plan", "cache", "schedule", "simulate")
 
 
 def node() -> str | None:
