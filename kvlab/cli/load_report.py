@@ -1,10 +1,20 @@
-"""What `simulate` and `replay` share: the load's options, and the result as a table."""
+"""What `simulate` and `replay` share: what a trace may be, the load's options, and the result as a table."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 from typing import Any
+
+TRACE = """\
+TRACE is a file, or a recipe such as
+random:n=500,rate=2,prompt=512,output=128,burstiness=0.5,spread=0.6,prefixes=4,prefix=256
+Files are told apart by their first line:
+  Mooncake, Bailian  JSON lines: timestamp, input_length, output_length, hash_ids
+  Azure              CSV: TIMESTAMP, ContextTokens, GeneratedTokens
+  BurstGPT           CSV: Timestamp, Request tokens, Response tokens
+  lengths            CSV: num_prefill_tokens, num_decode_tokens; arrived_at if there, else give --rate
+"""
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +63,9 @@ def load_of(args: argparse.Namespace) -> tuple[Any, Any]:
 def print_summary(result: dict[str, Any]) -> None:
     """The result of a run on stdout, 80 columns."""
     n, seconds = result["requests"], result["seconds"]
-    print(f"{n} requests, {result['finished']} finished in {seconds:,.1f} s")
+    skipped = next(result[key]["skipped_rows"] for key in ("simulated", "replayed") if key in result)
+    left_out = "".join(f"; rows left out: {count} x {reason}" for reason, count in skipped.items())
+    print(f"{n} requests, {result['finished']} finished in {seconds:,.1f} s{left_out}")
     for error, count in result["errors"].items():
         print(f"  {count} x {error}")
     rate = result["output_tokens_per_s"]
@@ -65,7 +77,12 @@ def print_summary(result: dict[str, Any]) -> None:
             f"{o['ttft_s']:g} s and {o['tpot_s']:g} s per token"
         )
     hit = result.get("prefix_hit_rate")
-    print(f"prefix hit rate {'not told' if hit is None else f'{hit:.1%}'}, preemptions {_told(result, 'preemptions')}")
+    rate = "not told" if hit is None else f"{hit:.1%} ({result['hit_tokens']:,.0f} tokens)"
+    print(f"prefix hit rate {rate}, preemptions {_told(result, 'preemptions')}")
+    found = result.get("cached_tokens_by_source") or {}
+    if any(found.values()):
+        told = ", ".join(f"{source} {tokens:,.0f}" for source, tokens in found.items() if tokens or source == "device")
+        print(f"prompt tokens not computed again, by where they were found: {told}")
     print(f"\n{'prompt tokens':>14} {'requests':>8}  {'TTFT s':^23}  {'ITL ms':^23}")
     print(f"{'':>14} {'':>8}  " + "  ".join(f"{'p50':>7} {'p90':>7} {'p99':>7}" for _ in range(2)))
     for name, row in result["latency"].items():

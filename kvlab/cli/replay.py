@@ -6,14 +6,15 @@ import argparse
 import json
 import sys
 
-from kvlab.cli.load_report import add_load_arguments, load_of, print_summary
+from kvlab.cli.load_report import TRACE, add_load_arguments, load_of, print_summary
 
 HELP = "send a trace of requests to a server and report latencies, goodput, hits, preemptions"
 
-EPILOG = """\
-TRACE is a Mooncake JSONL, Azure, BurstGPT or lengths CSV, or a recipe such as
-random:n=500,rate=2,prompt=512,output=128,burstiness=0.5,spread=0.6,prefixes=4,prefix=256
+EPILOG = (
+    TRACE
+    + """\
 Requests leave at their times whether or not earlier ones were answered (open loop)."""
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,14 +6,15 @@ import argparse
 import json
 import sys
 
-from kvlab.cli.load_report import add_load_arguments, load_of, print_summary
+from kvlab.cli.load_report import TRACE, add_load_arguments, load_of, print_summary
 
 HELP = "run a trace of requests through the scheduler and cache of hardware you do not have"
 
-EPILOG = """\
-TRACE is a Mooncake JSONL, Azure, BurstGPT or lengths CSV, or a recipe such as
-random:n=500,rate=2,prompt=512,output=128,burstiness=0.5,spread=0.6,prefixes=4,prefix=256
+EPILOG = (
+    TRACE
+    + """\
 A step takes the longer of its bytes over the bandwidth and its operations over the arithmetic rate: a lower bound."""
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -205,9 +205,16 @@ class Replay:
             **found,
             "prefix_hit_rate": hits / queries if hits is not None and queries else None,
             "hit_tokens": hits,
+            "cached_tokens_by_source": _grown_by(before, after, "vllm:prompt_tokens_cached_by_source_total", "source"),
             "preemptions": count("vllm:num_preemptions_total"),
             "preempted_tokens": count("kvlab:preempted_tokens_total"),
         }
+
+
+def _grown_by(before: Scrape | None, after: Scrape | None, name: str, label: str) -> dict[str, float] | None:
+    """How much each series of a counter grew, by the value of one label; None where the server does not tell."""
+    values = after.values(name, label) if after else {}
+    return {value: grown(before, after, name, **{label: value}) or 0.0 for value in values} or None
 
 
 def replay(

@@ -60,6 +60,7 @@ def test_equal_hash_ids_are_hits_in_the_servers_cache():
         trace = rows((0.0, 20, 2), (0.6, 22, 2), (1.2, 16, 2), ids=((1, 2, 3), (1, 2, 4), (2, 5)))
         found = replay(trace, ReplayOptions(server.url))
     # the second finds both whole blocks of 8; block 2 is another history in the third
+    assert found["cached_tokens_by_source"] == {"device": 16, "host": 0, "disk": 0}
     assert found["hit_tokens"] == 16 and found["prefix_hit_rate"] == 16 / (20 + 22 + 16)
 
 
@@ -91,14 +92,15 @@ def test_prompts_of_equal_blocks_begin_alike_and_others_do_not():
 
 def test_command_prints_json_and_a_table(tmp_path, capsys):
     path = tmp_path / "trace.csv"
-    path.write_text("num_prefill_tokens,num_decode_tokens\n9,3\n700,4\n12,5\n")
+    path.write_text("num_prefill_tokens,num_decode_tokens\n9,3\n700,4\n12,5\n8,0\n")
     with ServerThread(speaking.engine()) as server:
         common = ["replay", str(path), "--url", server.url, "--rate", "50", "--clip", "64"]
         assert main([*common, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["finished"] == 3 and found["output_tokens"] == 12 and found["prompt_tokens"] == 9 + 60 + 12
         assert main([*common, "--limit", "1"]) == 0
-        assert capsys.readouterr().out.startswith("1 requests, 1 finished")
+        shown = capsys.readouterr().out
+        assert shown.startswith("1 requests, 1 finished") and "rows left out: 1 x no output tokens" in shown
 
 
 def test_nobody_at_the_address_is_one_line(tmp_path, capsys):
