@@ -32,6 +32,7 @@ def test_the_check_covers_every_kernel_and_measurements_are_refused(tmp_path: Pa
     names = " ".join(result["stages"]["check"]["errors"])
     for kernel in ("int4", "mxfp4", "fp8_e4m3", "192/128", "absorbed", "ssd", "gated delta", "page scores", "copy"):
         assert kernel in names
+    assert set(result["seconds"]) == {"check"}
     # a second run goes on where the first stopped, and has nothing more that it can do
     again = bench(out, "--stage", "decode")
     assert again.returncode == 2 and json.loads(out.read_text())["stages"].keys() == {"check"}

@@ -25,6 +25,7 @@ from kvlab.specs.layout import page_layout
 from kvlab.specs.parts import Attention
 
 PAGE = 16  # tokens of a page
+NEW, CHUNKS, WRITTEN = 512, 4, 64  # new tokens of a prefill chunk, chunks of a step; tokens of a cache write
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,31 @@ def prefill(shape: Shape, tree: bool = False) -> list[Launch]:
     return [attention.prefill_launch(query, pages_of(shape), batch, rules_of(shape), out)]
 
 
+RAGGED = (512, 384, 200, 64, 17, 5)  # new tokens of a step's chunks; each ends at a context of its own
+
+
+def ragged(shape: Shape) -> tuple[Callable[[], list[Launch]], Cost]:
+    """Prefill of chunks of different lengths over contexts of different lengths, and its cost."""
+    each = [replace(shape, new=min(new, shape.context), context=shape.context // (i + 1), batch=1)
+            for i, new in enumerate(RAGGED)]  # fmt: skip
+    each = [replace(one, new=min(one.new, one.context)) for one in each]
+    costs = [attention_cost(one) for one in each]
+    total = Cost(sum(c.read_bytes for c in costs), sum(c.write_bytes for c in costs), sum(c.flops for c in costs))
+
+    def build() -> list[Launch]:
+        wide = replace(shape, batch=len(each))
+        table = shuffled_table(wide.batch, -(-shape.context // PAGE))
+        batch = make_batch([one.new for one in each], [one.context for one in each], table, PAGE)
+        query, out = (numbers(batch.num_tokens, shape.heads, shape.dim) for _ in range(2))
+        return [attention.prefill_launch(query, pages_of(wide), batch, rules_of(shape), out)]
+
+    return build, total
+
+
 def cache_write(shape: Shape) -> list[Launch]:
     """The cache write with rotation."""
     tokens = shape.batch * shape.new
-    key, value = (
-        numbers(tokens, shape.kv_heads, shape.dim),
-        numbers(tokens, shape.kv_heads, shape.value_dim or shape.dim),
-    )
+    key, value = (numbers(tokens, shape.kv_heads, n) for n in (shape.dim, shape.value_dim or shape.dim))
     batch = batch_of(shape)
     angles = write.Angles(*(numbers(shape.context, shape.dim // 2) for _ in range(2)), batch.positions)
     return [write.write_launch(key, value, pages_of(shape), batch.slot_mapping, angles)]
@@ -131,7 +150,7 @@ def _attention_configs() -> list[Config]:
     for name, shape in SHAPES.items():
         if name != "deepseek-expanded":
             found.append(config_of(f"decode/{name}/bf16", lambda s=shape: decode(s), attention_cost(shape)))
-        new = replace(shape, new=512, batch=4)
+        new = replace(shape, new=NEW, batch=CHUNKS)
         found.append(config_of(f"prefill/{name}/bf16", lambda s=new: prefill(s), attention_cost(new)))
     llama = SHAPES["llama-3-8b"]
     for fmt in (*attention.WHOLE, *attention.PACKED):
@@ -144,9 +163,9 @@ def _attention_configs() -> list[Config]:
             shape = replace(llama, fmt=fmt)
             found.append(config_of(f"decode/llama-3-8b/{fmt}", lambda s=shape: decode(s), attention_cost(shape)))
     for fmt in ("fp8_e4m3", "int8"):
-        shape = replace(llama, fmt=fmt, new=512, batch=4)
+        shape = replace(llama, fmt=fmt, new=NEW, batch=CHUNKS)
         found.append(config_of(f"prefill/llama-3-8b/{fmt}", lambda s=shape: prefill(s), attention_cost(shape)))
-    verify = replace(llama, new=32)
+    verify = replace(llama, new=min(32, NEW))
     found.append(config_of("verify-tree/llama-3-8b/bf16", lambda: prefill(verify, True), attention_cost(verify)))
     found.append(config_of("merge/llama-3-8b/bf16", lambda: decode(llama)[1:], merge_cost(llama, attention.SPLIT)))
     return found
@@ -155,7 +174,7 @@ def _attention_configs() -> list[Config]:
 def _write_configs() -> list[Config]:
     found = []
     for fmt in write.KINDS:
-        shape = replace(SHAPES["llama-3-8b"], fmt=fmt, batch=64)
+        shape = replace(SHAPES["llama-3-8b"], fmt=fmt, batch=WRITTEN)
         if fmt != "fp32":
             found.append(config_of(f"write/llama-3-8b/{fmt}", lambda s=shape: cache_write(s), write_cost(shape)))
     return found

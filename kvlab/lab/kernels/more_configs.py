@@ -24,8 +24,8 @@ from kvlab.specs.formats import get_format
 from kvlab.specs.layout import page_layout
 from kvlab.specs.parts import MLALatent
 
-B, CONTEXT, CHOSEN = 8, 8192, 64  # sequences, tokens of each, pages that a query chooses
-HEADS, LATENT, ROPE = 128, 512, 64  # DeepSeek-V3
+B, CONTEXT, CHOSEN, COPIED = 8, 8192, 64, 64  # sequences, tokens of each, pages that a query chooses, pages copied
+MLA = HEADS, LATENT, ROPE = 128, 512, 64  # DeepSeek-V3
 SSD = (80, 64, 1, 128)  # Mamba-2 2.7B: heads, values of a head, groups, values of state
 DELTA = (32, 16, 128, 128)  # Qwen3-Next: value heads, key heads, values of a key and of a value
 LLAMA = SHAPES["llama-3-8b"]
@@ -94,9 +94,10 @@ def selected_decode() -> list[Launch]:
 
 
 def copies() -> list[Launch]:
-    """64 pages copied."""
+    """Pages copied within a pool."""
     buffer = pages_of(LLAMA).buffer
-    pairs = chosen((64, 2), torch.int64, lambda: torch.arange(1, 129).view(2, 64).T)
+    assert len(buffer) > 2 * COPIED, "pages are copied within the pool"
+    pairs = chosen((COPIED, 2), torch.int64, lambda: torch.arange(1, 2 * COPIED + 1).view(2, COPIED).T)
     return [copy_launch(buffer, buffer, pairs)]
 
 
@@ -109,7 +110,7 @@ def more_configs() -> list[Config]:
     )
     chosen_pages = Cost(B * (CHOSEN * (PAGE * row + 8 * kv) + 2 * heads * dim), B * 2 * heads * dim,
                   4 * B * heads * CHOSEN * PAGE * dim)  # fmt: skip
-    copied = 64 * PAGE * row
+    copied = COPIED * PAGE * row
     ssd_state, delta_state = SSD[0] * SSD[1] * SSD[3], DELTA[0] * DELTA[2] * DELTA[3]
     small = SSD[0] * (SSD[1] + 1) + 2 * SSD[3], DELTA[0] * (2 * DELTA[2] + DELTA[3] + 2)
     return [
@@ -119,5 +120,5 @@ def more_configs() -> list[Config]:
         config_of("delta-decode/qwen3-next/fp32", delta_decode, state_cost(delta_state, small[1], DELTA[0] * DELTA[3])),
         config_of("page-scores/llama-3-8b/fp32", page_scores, bounds),
         config_of("selected-decode/llama-3-8b/bf16", selected_decode, chosen_pages),
-        config_of("copy-pages/llama-3-8b/bf16", copies, Cost(copied + 64 * 16, copied, 0)),
+        config_of("copy-pages/llama-3-8b/bf16", copies, Cost(copied + COPIED * 16, copied, 0)),
     ]
