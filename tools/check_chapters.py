@@ -1,12 +1,15 @@
 """What every chapter keeps, read from its text: `python tools/check_chapters.py [name]` lists what breaks a rule.
 
 Rules: no outputs in git; at most 2,500 words; code cells of at most 15 lines; a figure or a number at least every third
-cell; a stored prediction in each section before what it predicts is shown; no number with a unit in prose that no cell
+cell; every prediction asked in an earlier cell than the one that measures what it is about; no figure written by hand in
+what a picture says to those who cannot see it; no number with a unit in prose that no cell
 asserts (decision 31); no execution setting or tag that hides a failure.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import re
 import sys
@@ -18,8 +21,9 @@ WORDS, CODE_LINES, GAP = 2500, 15, 3
 SHOWS = re.compile(
     r"\b(?:book\.)?(?:show\w*|say|table|spec_table|compare|claims_table|predict|setup|progress|meet|parity)\(|\bprint\(|\bdisplay\(|\bExplorer\(|\b(?:StepThrough|TraceSimulator)\b[.(]|\bplots?\.\w+\("
 )
-COMPARES = re.compile(r"\bcompare\(\s*[\"']([^\"']+)[\"']")
-PREDICTS = re.compile(r"\bpredict\(\s*[\"']([^\"']+)[\"']")
+IN_PLACE = ("add", "append", "extend", "generate", "step", "update")  # what measures by changing its object
+ASKED = re.compile(r'data-kv-predict="([^"]+)"[^>]*></label>')
+COMPARED = re.compile(r'(?s)found (-?[\d.,]*\d).*?data-kv-guess="([^"]+)"')
 BOUND_SPAN = re.compile(r"<span data-n=[\"']([^\"']+)[\"']>(.*?)</span>", re.S)
 BOUND_CALL = re.compile(r"\bbound\(\s*[\"']([^\"']+)[\"']\s*,\s*[\"']([^\"']+)[\"']")
 UNITS = (
@@ -36,6 +40,16 @@ NOT_PROSE = (
     re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$", re.S),
     re.compile(r"\]\([^)]*\)"),
     re.compile(r"<!--.*?-->", re.S),
+)
+# a figure in an alt text is digits or a measure in words; names, years, lengths and batches are settings
+ANY_NAME = re.compile(
+    r"\b[vV]\d[\d.]*|\b[A-Za-z][\w.]*-[\w.]+\b|\b[a-z]+_?\d\w*|\b[A-Z]{1,4}\d[\w.]*|\b\d+B\b|\b(?:19|20)\d\d\b"
+    r"|\b\d+[kM]\b|\bbatch \d+"
+)
+COUNT = "two|three|four|five|six|seven|eight|nine|ten|sixteen|twenty|hundred|thousand"
+TYPED_FIGURE = re.compile(
+    rf"\d[\d.,]*|\b(?:half|a third|quarter|fifth|tenths?|twice|(?:{COUNT})(?:fold|s)|(?:{COUNT}) (?:times|to)|over a hundred)\b",
+    re.I,
 )
 QUOTE_SOURCE = re.compile(r"(?:19|20)\d\d")
 EXEMPT_SECTION = re.compile(r"exercise|summary|reference|where this lives|in the engines|next", re.I)
@@ -86,7 +100,7 @@ def sections(cells: list[dict]) -> Iterator[tuple[str, list[tuple[int, dict]]]]:
     """Title and numbered cells of each `##` section; the opening is the section "" ."""
     title, held = "", []
     for index, cell in enumerate(cells):
-        heading = re.match(r"##\s+(.*)", source(cell)) if cell["cell_type"] == "markdown" else None
+        heading = re.search(r"^##\s+(.*)", source(cell), re.M) if cell["cell_type"] == "markdown" else None
         if heading:
             yield title, held
             title, held = heading.group(1), []
@@ -112,24 +126,95 @@ def gaps(cells: list[dict]) -> Iterator[str]:
                 yield f"cell {index}: three cells in a row without a figure or a number"
 
 
+def parsed(text: str) -> ast.Module:
+    """A code cell as a syntax tree; lines of IPython's own are left out."""
+    return ast.parse("\n".join("" if re.match(r"\s*[%!]", line) else line for line in text.splitlines()))
+
+
+def measured_names(tree: ast.Module) -> set[str]:
+    """Names that a cell gives a value, or changes in place; functions and imports measure nothing by themselves."""
+    found = set()
+    for node in ast.walk(tree):
+        target = node.func if isinstance(node, ast.Call) else node
+        stores = isinstance(getattr(node, "ctx", None), ast.Store)
+        if stores or (isinstance(target, ast.Attribute) and target is not node and target.attr in IN_PLACE):
+            while isinstance(target, ast.Attribute | ast.Subscript):
+                target = target.value
+            if isinstance(target, ast.Name):
+                found.add(target.id)
+    return found
+
+
+def calls_of(tree: ast.Module, name: str) -> Iterator[tuple[str, ast.Call]]:
+    """Key and call of every `name("key", ...)` or `book.name("key", ...)`."""
+    for node in ast.walk(tree):
+        called = getattr(node, "func", None)
+        key = node.args[0] if called is not None and node.args else None
+        if isinstance(key, ast.Constant) and getattr(called, "attr", getattr(called, "id", "")) == name:
+            yield str(key.value), node
+
+
 def unpredicted(cells: list[dict]) -> Iterator[str]:
-    """Comparisons whose prediction does not stand in an earlier cell, predictions never compared, and none at all."""
+    """Comparisons with what was measured before it was asked, predictions never compared, and none at all."""
     predicted: dict[str, int] = {}
+    measured: dict[str, int] = {}
     compared: set[str] = set()
     for index, cell in enumerate(cells):
         if cell["cell_type"] != "code":
             continue
-        for key in COMPARES.findall(source(cell)):
+        tree = parsed(source(cell))
+        predicted |= {key: index for key, _ in calls_of(tree, "predict")}
+        measured |= {name: index for name in measured_names(tree)}
+        for key, call in calls_of(tree, "compare"):
             compared.add(key)
             if predicted.get(key, index) >= index:
                 yield f"cell {index}: {key!r} is compared without a prediction in an earlier cell"
-        for key in PREDICTS.findall(source(cell)):
-            predicted[key] = index
+                continue
+            names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)} - set(dir(builtins))
+            found = {name: measured[name] for name in names if name in measured}
+            # without a measured name the cell itself computes the value
+            if found and max(found.values()) <= predicted[key]:
+                where = ", ".join(f"{name} in cell {at}" for name, at in sorted(found.items()))
+                yield f"cell {predicted[key]}: {key!r} is asked after it was measured ({where})"
     for key, index in predicted.items():
         if key not in compared:
             yield f"cell {index}: prediction {key!r} is never compared"
     if len(compared) < 2:
         yield f"{len(compared)} predictions in the chapter; each run is predicted, so at least two"
+
+
+def told_before(executed: list[dict]) -> Iterator[str]:
+    """Results with three digits or more that an executed chapter shows, in the same section, before it asks for them."""
+    for _, held in sections(executed):
+        said, asked = "", {}
+        for index, cell in held:
+            shown = [source(cell)] if cell["cell_type"] == "markdown" else []
+            for output in cell.get("outputs", ()):
+                data = {
+                    k: v if isinstance(v, str) else "".join(v) for k, v in output.get("data", {}).items() if "text" in k
+                }
+                page = data.get("text/html", "")
+                for value, key in COMPARED.findall(page):
+                    digits = re.sub(r"\D", "", value).strip("0")
+                    before = re.compile(rf"(?<![\d.,]){re.escape(value)}(?!\d|[.,]\d)")
+                    if len(digits) >= 3 and key in asked and before.search(asked[key]):
+                        yield f"cell {index}: the {value} that {key!r} asks for was shown before"
+                asked |= {key: "\n".join([said, *shown]) for key in ASKED.findall(page)}
+                shown += ["".join(output.get("text", ())) or data.get("text/plain", "")]
+            said = "\n".join([said, *shown])
+
+
+def typed_alts(cells: list[dict]) -> Iterator[str]:
+    """Figures in what a picture says that stand there as typed, not as computed."""
+    for index, cell in enumerate(cells):
+        if cell["cell_type"] != "code":
+            continue
+        for node in ast.walk(parsed(source(cell))):
+            if isinstance(node, ast.keyword) and node.arg == "alt":
+                parts = node.value.values if isinstance(node.value, ast.JoinedStr) else [node.value]
+                typed = " ".join(str(p.value) for p in parts if isinstance(p, ast.Constant))
+                for found in TYPED_FIGURE.finditer(ANY_NAME.sub(" ", typed)):
+                    yield f"cell {index}: {found.group(0)!r} in an alt text is typed, not computed"
 
 
 def hidden_failures(notebook: dict) -> Iterator[str]:
@@ -155,7 +240,7 @@ def check(notebook: dict) -> list[str]:
             found.append(f"cell {index}: has outputs; chapters are kept without (make clean-chapters)")
         if len(source(cell).rstrip().splitlines()) > CODE_LINES:
             found.append(f"cell {index}: {len(source(cell).splitlines())} lines of code; at most {CODE_LINES}")
-    return [*found, *gaps(cells), *unpredicted(cells), *unbound_numbers(cells)]
+    return [*found, *gaps(cells), *unpredicted(cells), *typed_alts(cells), *unbound_numbers(cells)]
 
 
 def main() -> int:

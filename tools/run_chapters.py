@@ -2,7 +2,8 @@
 
 A copy lies in build/run/ and is kept while the chapter and everything that it could import or read is unchanged: kvlab,
 recorded results, pinned packages, Python (an execution cache that looks at the notebook alone shows stale numbers).
-After a run the copy is scanned for failures that nbmake lets pass: errors inside widget outputs, and text on stderr.
+After a run the copy is scanned for failures that nbmake lets pass: errors inside widget outputs, text on stderr, and a
+result that the chapter tells before it asks for it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ import sys
 import time
 from pathlib import Path
 
+from check_chapters import told_before
+
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = ROOT / "chapters"
 RUN = ROOT / "build" / "run"
 CELL_SECONDS = 280
 NOTEBOOK_SECONDS = 300  # hard stop; the budget is 60, and a busy or slower machine may take a few times that
-INPUTS = ("kvlab", "book/results", "requirements.txt", "constraints.txt", "tools/run_chapters.py")
+INPUTS = (
+    "kvlab",
+    "book/results",
+    "requirements.txt",
+    "constraints.txt",
+    "tools/run_chapters.py",
+    "tools/check_chapters.py",
+)
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 
@@ -135,7 +145,10 @@ def run_one(source: Path, shared: str, force: bool) -> dict:
     start = time.monotonic()
     problem = execute(copy)
     seconds = round(time.monotonic() - start, 1)
-    silent = [] if problem else failures_nbmake_passes(json.loads(copy.read_text(encoding="utf-8")))
+    silent = []
+    if not problem:
+        executed = json.loads(copy.read_text(encoding="utf-8"))
+        silent = [*failures_nbmake_passes(executed), *told_before(executed["cells"])]
     for line in [problem] * bool(problem) + silent:
         print(f"{source.name}: FAILED: {line}", flush=True)
     record = {

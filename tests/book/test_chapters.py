@@ -90,6 +90,77 @@ def test_the_checks_see_each_broken_rule() -> None:
         assert said in found
 
 
+ASK = 'book.predict("a", "How many?", 3)'
+EARLY = "cell 1: 'a' is asked after it was measured"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("x = 1", "run = measure(x)\nbook.compare('a', run.share)", None),
+        ("import counts", "book.compare('a', counts.steps(8))", None),  # computed by the cell itself
+        ("def steps(n):\n    return n", "book.compare('a', steps(8))", None),
+        ("run = measure()", "book.compare('a', run.share)", EARLY),
+        ("run = measure()", "book.compare('a', 100 * round(run.total('x'), 2))", EARLY),
+        ("for run in measured:\n    show(run)", "book.compare('a', max(run))", EARLY),
+        ("found = {}\nfound['x'] = 3", "book.compare('a', found['x'])", EARLY),
+        (
+            "engine = Engine()",
+            "engine.step()\nbook.compare('a', engine.steps)",
+            None,
+        ),  # changed in place, then compared
+        ("found = {}", "found['x'] = 3\nbook.compare('a', found['x'])", None),
+    ],
+)
+def test_a_prediction_is_asked_before_its_value_is_measured(before, after, said) -> None:
+    cells = [
+        code(before),
+        code(ASK),
+        code(after),
+        code('book.predict("b", "?", 1)'),
+        code("y = 1\nbook.compare('b', y)"),
+    ]
+    found = list(checks.unpredicted(cells))
+    assert [line.split(" (")[0] for line in found] == [said] * (said is not None)
+
+
+def executed(source: str, *htmls: str) -> dict:
+    outputs = [{"output_type": "display_data", "data": {"text/html": h, "text/plain": h}} for h in htmls]
+    return code(source) | {"outputs": outputs}
+
+
+@pytest.mark.parametrize(
+    ("heading", "shown", "told"),
+    [
+        ("## One", "81.6 %", 1),
+        ("## One", "181.6 or 81.65 or 81.6.2", 0),  # another number
+        ("## One", "82 %", 0),
+        ("# Chapter", "81.6 %", 0),  # another section: chance
+    ],
+)
+def test_a_result_that_is_told_before_it_is_asked_for_is_seen(heading, shown, told) -> None:
+    box = '<input type="text" size="10" data-kv-predict="a"></label> %'
+    result = 'Predicted 10%, found 81.6%: off.<span data-kv-guess="a"></span>'
+    cells = [text("# Chapter"), text(heading), executed("x", shown), text("## Two" if heading[1] != "#" else "So?"),
+             executed(ASK, box), executed("book.compare('a', y)", result)]  # fmt: skip
+    assert len(list(checks.told_before(cells))) == told
+
+
+@pytest.mark.parametrize(
+    ("alt", "typed"),
+    [
+        ('"Half of an H100 and 40 GiB"', 2),
+        ('"Eightfold, then two to four times"', 3),
+        ('f"A line from {low:.1f} to {high:.0f} at 128k"', 0),
+        ('f"A line from {low:.1f} to 70"', 1),
+        ('"Llama-3.1 70B and FP8 in 2024, batch 8, at 4k: v0.1 goes flat"', 0),
+        ('"A line that falls"', 0),
+    ],
+)
+def test_figures_typed_into_an_alt_text_are_found(alt, typed) -> None:
+    assert len(list(checks.typed_alts([code(f"book.show(fig, alt={alt}, caption='c')")]))) == typed
+
+
 @pytest.mark.parametrize("tag", ["skip-execution", "raises-exception"])
 def test_hiding_tags_and_settings_are_seen(tag) -> None:
     cell = code("1/0") | {"metadata": {"tags": [tag]}}

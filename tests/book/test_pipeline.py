@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def runner(tmp_path, monkeypatch):
     """tools/run_chapters.py on a folder of its own."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     spec = importlib.util.spec_from_file_location("run_chapters_under_test", ROOT / "tools" / "run_chapters.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -25,7 +26,13 @@ def runner(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "RUN", tmp_path / "run")
     for folder in ("chapters", "run", "kvlab", "book/results", "tools"):
         (tmp_path / folder).mkdir(parents=True)
-    for name in ("requirements.txt", "constraints.txt", "tools/run_chapters.py", "kvlab/constants.py"):
+    for name in (
+        "requirements.txt",
+        "constraints.txt",
+        "tools/run_chapters.py",
+        "tools/check_chapters.py",
+        "kvlab/constants.py",
+    ):
         (tmp_path / name).write_text("x")
     return module
 
