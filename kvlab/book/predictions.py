@@ -85,7 +85,11 @@ def compare(key: str, value: float, digits: int = 3) -> None:
         raise ValueError(f"prediction {key!r}: none was made; run the cell with book.predict({key!r}, ...) first")
     guess, unit = _asked[key]["guess"], _asked[key]["unit"]
     said = f"Predicted {_with_unit(guess, unit, digits)}, found {_with_unit(value, unit, digits)}"
-    if guess and value and (guess > 0) == (value > 0):
+    if not unit and float(guess).is_integer() and float(value).is_integer():
+        said += (
+            ": right." if guess == value else "."
+        )  # a place or a name: the fourth is not off by a factor from the fifth
+    elif guess and value and (guess > 0) == (value > 0):
         factor = max(guess / value, value / guess)
         said += ": right." if factor < 1.05 else f": off by a factor of {factor:,.2g}."
     else:

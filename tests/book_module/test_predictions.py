@@ -42,6 +42,8 @@ def test_compare_says_the_factor(home, shown, guess, value, said) -> None:
 @pytest.mark.parametrize(
     ("unit", "found", "said"),
     [
+        ("", 5, "Predicted 1, found 5."),  # places and names
+        ("", 1, "Predicted 1, found 1: right."),
         ("", 0.7, "Predicted 1, found 0.7: off by a factor of 1.4."),
         ("%", 50.0, "Predicted 1%, found 50%: off by a factor of 50."),
         ("x", 2.5, "Predicted 1x, found 2.5x: off by a factor of 2.5."),

@@ -19,6 +19,8 @@ SKIPPED_PARTS = {"_static", "_sources", "_images", "_sphinx_design_static"}
 DRAWN = """() => [...document.querySelectorAll('div.kv-plot')].every(b => b.querySelector('.main-svg, canvas'))
   && [...document.querySelectorAll('[data-kvlab-widget]')].every(w => w.dataset.mounted === 'true')"""
 
+TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
 
 def built_pages() -> list[str]:
     """Paths of all pages of the built book, relative to its root."""
@@ -84,8 +86,9 @@ class Tab:
     ) -> None:
         self.site, self.width, self.javascript = site, width, javascript
         self.context = chromium.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=theme, java_script_enabled=javascript
-        )
+            viewport={"width": width, "height": 900}, color_scheme=theme, java_script_enabled=javascript,
+            reduced_motion="reduce",
+        )  # fmt: skip  # colours in the middle of a transition would be judged
         self.context.set_default_timeout(60_000)
         self.page, self.seen, self.theme = self.context.new_page(), None, theme
         self.context.route("**/*", self._guard)
@@ -116,7 +119,7 @@ class Tab:
         self.seen = replace(self.seen, theme=theme)
         self.page.set_viewport_size({"width": self.width, "height": 900})
         self.page.wait_for_function("t => document.documentElement.dataset.theme === t", arg=theme)
-        self.page.wait_for_timeout(200)  # figures redraw when their box changes
+        self.page.evaluate(TWO_FRAMES)
         return self.seen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -166,8 +167,11 @@ def test_every_widget_is_mounted(seen) -> None:
 def test_page_fits_a_phone(seen) -> None:
     if seen.theme == "light":
         return  # widths are the same in both themes, and the second is the last look at a loaded page
+    from playwright.sync_api import TimeoutError
+
     seen.page.set_viewport_size({"width": 390, "height": 800})
-    seen.page.wait_for_timeout(300)  # figures redraw when their box changes
+    with contextlib.suppress(TimeoutError):  # figures redraw when their box changes
+        seen.page.wait_for_function("document.documentElement.scrollWidth <= 390", timeout=3000)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
