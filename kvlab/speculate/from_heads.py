@@ -18,10 +18,10 @@ from kvlab.ops.linear import linear
 from kvlab.ops.write_kv import write_kv
 from kvlab.schedule import Chunk, Request, Step
 from kvlab.speculate.cached import CachedProposer
-from kvlab.speculate.draft import NO_DRAFT, ROOT, Draft, Stateless
+from kvlab.speculate.draft import NO_DRAFT, Draft, Stateless
 from kvlab.speculate.heads import Eagle, Medusa, load_heads
 from kvlab.speculate.options import SpeculationOptions
-from kvlab.speculate.trees import best_nodes, product_tree
+from kvlab.speculate.trees import GrowingTree, best_nodes, product_tree
 from kvlab.speculate.verify import drawing
 
 
@@ -73,7 +73,7 @@ class MedusaProposer(Stateless):
         count = min(count, len(logits)) if not self.options.branches else count
         if self.options.branches:
             scores = logits[: len(self.options.branches)].log_softmax(-1)
-            levels = [_best(own, self.rows, n) for own, n in zip(scores, self.options.branches, strict=False)]
+            levels = [_best(own[None], n, self.rows)[0] for own, n in zip(scores, self.options.branches, strict=False)]
             return product_tree(levels, count)
         if request.params.temperature == 0 or not self.options.drawn:
             return Draft(tuple(self.rows[logits[:count].argmax(-1)].tolist()))
@@ -146,10 +146,8 @@ class EagleProposer(CachedProposer):
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Draft]:
         """A chain or a tree for each request; empty where its features are not known."""
         self._predicted, self._trees = {r.request_id: [] for r in requests}, {}
-        if not self.options.branches:
-            drafts = super().propose(requests, counts)
-        else:
-            drafts = [self._grow(r, n) for r, n in zip(requests, counts, strict=True)]
+        draft = self._grow if self.options.branches else super().propose
+        drafts = draft(requests, counts)
         for request in requests:
             if (fed := self._fed_by.get(request.request_id)) and request.request_id in self.cache.computed:
                 known = len(request.tokens) - 1 - fed.base
@@ -206,43 +204,48 @@ class EagleProposer(CachedProposer):
             for i in range(chunk.start, chunk.start + chunk.count)
         ]
 
-    def _grow(self, request: Request, count: int) -> Draft:
-        """A tree level by level: the likeliest nodes of each level are given children, the likeliest of all stay."""
-        request_id, branches = request.request_id, self.options.branches
+    def _grow(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Draft]:
+        """Trees level by level, those of all requests in one run: the likeliest nodes of each level are given
+        children, the likeliest of all stay."""
+        branches, longest = self.options.branches, self.engine.limits.max_model_len
         # the cache takes no node that has no children
         nodes = branches[0] * (len(branches) - 1)
-        if len(request.tokens) + nodes > self.engine.limits.max_model_len or not self._follow(request, 1 + nodes):
-            return NO_DRAFT
-        self._catch_up([request])
-        tokens, parents, scores, frontier = [], [], [], [ROOT]
-        place: dict[int, int] = {}  # of nodes in the cache
-        shadow = self.shadows[request_id]
-        for depth, children in enumerate(branches):
-            start = self.cache.computed[request_id]
-            # the whole level is computed in one run; every row of it is wanted
-            chunk = Chunk(shadow, start, len(shadow.tokens) - start, False)  # type: ignore[arg-type]
-            self._run([chunk])
-            hidden = self.runner.hidden[-len(frontier) :]
-            logits = self.decoder.logits(hidden).log_softmax(-1)
-            level = []
-            for node, own, feature in zip(frontier, logits, hidden, strict=True):
-                above = 0.0 if node == ROOT else scores[node]
-                for token, score in _best(own, None, children):
-                    level.append((above + score, len(tokens), feature))
-                    tokens.append(token)
-                    parents.append(node)
-                    scores.append(above + score)
-            if depth + 1 == len(branches):
-                break
-            level.sort(key=lambda made: -made[0])
-            frontier = []
-            for _, node, feature in level[: branches[0]]:
-                place[node] = len(place)
-                self._trees.setdefault(request_id, []).append(place.get(parents[node], ROOT))
-                self._predicted[request_id].append(feature)
-                shadow.tokens.append(tokens[node])
-                frontier.append(node)
-        return best_nodes(tokens, parents, scores, count)
+        ready = [r for r in requests if len(r.tokens) + nodes <= longest and self._follow(r, 1 + nodes)]
+        self._catch_up(ready)
+        trees = {r.request_id: GrowingTree() for r in ready}
+        for depth, children in enumerate(branches if ready else ()):
+            features = self._level(trees)
+            best = _best(self.decoder.logits(features).log_softmax(-1), children)
+            at = 0
+            for request_id, tree in trees.items():
+                own = slice(at, at := at + len(tree.frontier))
+                tree.widen(best[own])
+                if depth + 1 < len(branches):
+                    self._deepen(request_id, tree, features[own])
+        grown = [trees.get(r.request_id) for r in requests]
+        return [
+            best_nodes(tree.tokens, tree.parents, tree.scores, n) if tree else NO_DRAFT
+            for tree, n in zip(grown, counts, strict=True)
+        ]
+
+    def _level(self, trees: dict[str, GrowingTree]) -> Tensor:
+        """The predicted features of every tree's frontier, one tree after the other."""
+        chunks = sorted((self._rest(request_id, False) for request_id in trees), key=lambda chunk: chunk.count != 1)
+        self._run(chunks)
+        found, row = {}, 0
+        for chunk in chunks:
+            row += chunk.count
+            frontier = trees[chunk.request.request_id].frontier
+            found[chunk.request.request_id] = self.runner.hidden[row - len(frontier) : row]
+        return torch.cat([found[request_id] for request_id in trees])
+
+    def _deepen(self, request_id: str, tree: GrowingTree, features: Tensor) -> None:
+        """Lets the likeliest nodes of the tree's last level be computed next, each from its parent's feature."""
+        parents = dict(zip(tree.frontier, features, strict=True))
+        for node, place in tree.deepen(self.options.branches[0]):
+            self._trees.setdefault(request_id, []).append(place)
+            self._predicted[request_id].append(parents[tree.parents[node]])
+            self.shadows[request_id].tokens.append(tree.tokens[node])
 
 
 def _fitting(network: Any, kind: type, hidden: int, engine: Any, path: Path) -> Any:
@@ -257,11 +260,11 @@ def _features(engine: Any, hidden: Tensor) -> Tensor:
     return hidden if norm is None else norm(hidden)
 
 
-def _best(scores: Tensor, rows: Tensor | None, count: int) -> list[tuple[int, float]]:
-    """The `count` likeliest (token, log probability) of `scores` [V]."""
-    value, index = scores.topk(min(count, len(scores)))
+def _best(scores: Tensor, count: int, rows: Tensor | None = None) -> list[list[tuple[int, float]]]:
+    """The `count` likeliest (token, log probability) of each row of `scores` [R, V]."""
+    value, index = scores.topk(min(count, scores.shape[-1]))
     tokens = index if rows is None else rows[index]
-    return list(zip(tokens.tolist(), value.tolist(), strict=True))
+    return [list(zip(*own, strict=True)) for own in zip(tokens.tolist(), value.tolist(), strict=True)]
 
 
 def _spread(logits: Tensor, rows: Tensor, engine: Any) -> Tensor:

@@ -77,6 +77,43 @@ def best_nodes(tokens: Sequence[int], parents: Sequence[int], scores: Sequence[f
     return Draft(tuple(tokens[i] for i in chosen), tuple(place[parents[i]] for i in chosen))
 
 
+class GrowingTree:
+    """A draft tree that grows level by level, the likeliest nodes of each level first.
+
+    Attributes:
+        tokens, parents, scores: of each node; scores are log probabilities of the path to it.
+        frontier: the nodes that the next level's are children of.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.scores: list[float] = []
+        self.frontier = [ROOT]
+        # of each node that was in a frontier, how many were before it
+        self._place: dict[int, int] = {}
+        self._level = 0
+
+    def widen(self, best: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Gives each node of the frontier its children, (token, log probability) each."""
+        self._level = len(self.tokens)
+        for node, children in zip(self.frontier, best, strict=True):
+            above = 0.0 if node == ROOT else self.scores[node]
+            for token, score in children:
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.scores.append(above + score)
+
+    def deepen(self, width: int) -> list[tuple[int, int]]:
+        """(node, its parent's place among all that were in a frontier, or `ROOT`) of the new frontier: the `width`
+        likeliest nodes of the last level."""
+        level = range(self._level, len(self.tokens))
+        self.frontier = sorted(level, key=lambda node: -self.scores[node])[:width]
+        for node in self.frontier:
+            self._place[node] = len(self._place)
+        return [(node, self._place.get(self.parents[node], ROOT)) for node in self.frontier]
+
+
 def compact(
     cache: KVCacheManager, views: Sequence[Sequence[Any]], request_id: str, known: int, path: list[int]
 ) -> None:
