@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def channel_sizes(layers: Sequence[Layer]) -> dict[str, torch.Tensor]:
 
 def channels_figure(layers: Sequence[Layer]) -> Any:
     """Sizes of channels, keys and values side by side: the median head and the most extreme tenth."""
-    figure = new_figure(x="channel of a head, largest first", y="largest |value| over the median channel's", log_y=True)
+    figure = new_figure(x="channel of a head, largest first", y="|value|, median channel is 1", log_y=True)
     looks = {"keys": ("solid", "circle"), "values": ("dash", "diamond")}
     for name, sizes in channel_sizes(layers).items():
         for label, share in (("median head", 0.5), ("one head in ten", 0.9)):
@@ -61,11 +62,40 @@ def quality_figure(result: dict[str, Any]) -> Any:
     """KL divergence against real bits per value, with the band over segments."""
     figure = new_figure(x="real bits per value", y="KL divergence (nats per token)", log_y=True)
     marks = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
-    for i, (name, bits, scores) in enumerate(quality_points(result)):
+    points = quality_points(result)
+    sides = label_sides([(bits, math.log10(scores["kl"]["mean"]), name) for name, bits, scores in points])
+    for i, (name, bits, scores) in enumerate(points):
         mean, (low, high) = scores["kl"]["mean"], scores["kl"]["band95"]
         figure.add_scatter(
-            x=[bits], y=[mean], name=name, mode="markers+text", text=[name], textposition="top center",
+            x=[bits], y=[mean], name=name, mode="markers+text", text=[name], textposition=sides[name],
             marker={"symbol": marks[i % len(marks)], "size": 9}, showlegend=False,
             error_y={"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - max(low, mean / 10)]},
         )  # fmt: skip
+    figure.update_xaxes(range=[min(bits for _, bits, _ in points) - 0.4, max(bits for _, bits, _ in points) + 0.9])
     return figure
+
+
+def label_sides(points: Sequence[tuple[float, float, str]], char: float = 0.075, line: float = 0.15) -> dict[str, str]:
+    """For each (x, y, name) the first side on which its label meets no other point and no label placed before.
+
+    Args:
+        char, line: width of a letter and height of a line, in units of x and y.
+    """
+    taken = [(x - char, x + char, y - line / 2, y + line / 2) for x, y, _ in points]
+    sides = {}
+    for x, y, name in points:
+        width = char * len(name)
+        boxes = {
+            "middle right": (x + char, x + char + width, y - line / 2, y + line / 2),
+            "middle left": (x - char - width, x - char, y - line / 2, y + line / 2),
+            "top center": (x - width / 2, x + width / 2, y + line / 2, y + 1.5 * line),
+            "bottom center": (x - width / 2, x + width / 2, y - 1.5 * line, y - line / 2),
+        }
+        free = [
+            s
+            for s, (a, b, c, d) in boxes.items()
+            if not any(a < t[1] and t[0] < b and c < t[3] and t[2] < d for t in taken)
+        ]
+        sides[name] = free[0] if free else "top center"
+        taken.append(boxes[sides[name]])
+    return sides
