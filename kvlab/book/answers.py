@@ -26,7 +26,7 @@ def _forms(answer: object) -> list[str]:
     if isinstance(answer, str | bool):
         text = "".join(str(answer).lower().split())
         if not re.fullmatch(r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?", text):
-            return [text]
+            return [text, re.sub(r"\W+", "", text)]  # "a, b" for "ab"
         answer = text.replace(",", "")  # a number in quotes, thousands apart or not
     try:
         number = float(answer)  # type: ignore[arg-type]
