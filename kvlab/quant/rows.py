@@ -54,7 +54,7 @@ def _zero_point(codes, scales, page, place):  # type: ignore[no-untyped-def]
 
 
 def _zero_in_scale(codes, scales, page, place):  # type: ignore[no-untyped-def]
-    return np.float32(scales[page].view(np.uint32)[place] & np.uint32(15))
+    return np.float32(np.float32(scales[page, place]).view(np.uint32) & np.uint32(15))
 
 
 @overload(row_codes, jit_options=_OPTIONS)

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 
 from kvlab.ops.attention.cpu_math import exp_row, softcap_row
+from kvlab.ops.attention.cpu_rows import add_values, in_vectors, key_products
 from kvlab.ops.cpu_prefetch import prefetch
 from kvlab.ops.linear.cpu import dot, tile_1x4
 from kvlab.ops.numba_support import kernel
@@ -22,6 +23,7 @@ from kvlab.quant.rows import block_floats, zero_point
 
 CHUNK = 128  # tokens of an item
 LANES = 4  # tokens that are computed together
+AHEAD = 4096  # bytes of a head's rows that are asked for ahead of their use
 
 
 @kernel(parallel=True)
@@ -92,51 +94,79 @@ def _chunks(seq_len, window, chunk):
 @kernel()
 def attend_item(query, pages, geometry, table, item, options, slopes, acc, stats) -> None:
     """Unnormalised attention acc [share, Dv] of one item; stats [share, 2] = (largest score, sum of weights)."""
-    codes = pages[0]
-    weights = np.empty((query.shape[0], CHUNK), np.float32)
-    bits = np.empty((min(CHUNK, geometry[0]), max(query.shape[1], acc.shape[1])), np.uint32)
-    _key_pass(query, codes, geometry, table, item, options[4], bits, weights)
-    shifts = np.zeros(query.shape[0], np.float32)
-    _soften(query, item, pages, geometry, table, options, slopes, weights, shifts, stats)
-    for g in range(acc.shape[0]):
-        acc[g] = -shifts[g]
-    block_size, first, share = geometry[0], item[2], acc.shape[0]
-    head, ahead = geometry[3] + item[1] * block_size * geometry[7], cdiv(block_size * geometry[7], share)
-    while first < item[3]:
-        offset = first % block_size
-        n = min(block_size - offset, item[3] - first)
-        place = (head + offset * geometry[7], geometry[7], acc.shape[1])
-        rows = block_floats(codes, table[first // block_size], place, n, options[4], bits)
-        for g in range(share):
-            _add_weighted(weights[g, first - item[2] : first - item[2] + n], rows, acc[g])
-            if first + n < item[3]:
-                prefetch(codes, table[(first + n) // block_size], head + g * ahead, ahead)
-        first += n
+    codes, share = pages[0], query.shape[0]
+    scratch = np.empty((share + 4, CHUNK), np.float32)
+    weights = scratch[:share]
+    rows = rows_of(geometry, 0, item[1], query.shape[1]), rows_of(geometry, 1, item[1], acc.shape[1])
+    ahead = max(1, AHEAD // (geometry[0] * geometry[1] * codes.itemsize))
+    for i in range(ahead):
+        _ask(codes, table, item, geometry[0], rows, i)
+    _key_pass(query, codes, rows, geometry[0], table, item, (options[4], ahead), weights)
+    if options[5]:
+        _gather_scales(pages, geometry, table, item, scratch[share:])
+    for g in range(share):
+        row = weights[g, : item[3] - item[2]]
+        shift = _soften(query[g], row, scratch[share:], item, options, slopes[g : g + 1], stats[g])
+        acc[g] = -shift
+    _value_pass(weights, codes, rows, geometry[0], table, item, (options[4], ahead), acc)
 
 
 @kernel()
-def _key_pass(query, codes, geometry, table, item, is_bf16, bits, weights) -> None:
+def rows_of(geometry, which, head, width):
+    """(first element, row stride, width) of a head's keys (which 0) or values (1) in a page."""
+    stride = geometry[7] if which else geometry[1]
+    return geometry[2 + which] + head * geometry[0] * stride, stride, np.int64(width)
+
+
+@kernel()
+def _ask(codes, table, item, block_size, rows, i) -> None:
+    """Asks for the i-th of the pages that an item reads: those of its keys, then those of its values."""
+    first, end = item[2] // block_size, (item[3] - 1) // block_size + 1
+    start, stride, _ = rows[0] if first + i < end else rows[1]
+    page = first + i if first + i < end else 2 * first + i - end
+    if page < end:
+        prefetch(codes, table[page], start, block_size * stride)
+
+
+@kernel()
+def _key_pass(query, codes, rows, block_size, table, item, flags, weights) -> None:
     """weights [share, tokens] = products of the queries with the item's keys, one page after the other."""
-    block_size, first, share = geometry[0], item[2], query.shape[0]
-    head, ahead = geometry[2] + item[1] * block_size * geometry[1], cdiv(block_size * geometry[1], share)
+    start, stride, width = rows[0]
+    is_bf16, ahead = flags
+    first, wide = item[2], in_vectors(codes, is_bf16, width)
     while first < item[3]:
-        offset = first % block_size
+        page, offset, at = table[first // block_size], first % block_size, first - item[2]
+        _ask(codes, table, item, block_size, rows, ahead + first // block_size - item[2] // block_size)
         n = min(block_size - offset, item[3] - first)
-        place = (head + offset * geometry[1], geometry[1], query.shape[1])
-        rows = block_floats(codes, table[first // block_size], place, n, is_bf16, bits)
-        for g in range(share):
-            _products(query[g], rows, weights[g, first - item[2] : first - item[2] + n])
-            if first + n < item[3]:
-                prefetch(codes, table[(first + n) // block_size], head + g * ahead, ahead)
-            else:  # values come next
-                prefetch(codes, table[item[2] // block_size], geometry[3] + item[1] * block_size * geometry[7], ahead)
+        place = (start + offset * stride, stride, width)
+        if wide:
+            key_products(query, codes, page, place, n, weights, at)
+        else:
+            floats = block_floats(codes, page, place, n, is_bf16, np.empty((n, width), np.uint32))
+            for g in range(query.shape[0]):
+                _products(query[g], floats, weights[g, at : at + n])
         first += n
 
 
 @kernel()
-def cdiv(a, b):
-    """a / b, rounded up."""
-    return (a + b - 1) // b
+def _value_pass(weights, codes, rows, block_size, table, item, flags, acc) -> None:
+    """acc [share, Dv] += weights times the item's values, one page after the other."""
+    start, stride, width = rows[1]
+    is_bf16, ahead = flags
+    first, wide = item[2], in_vectors(codes, is_bf16, width)
+    before = (item[3] - 1) // block_size + 1  # the keys' pages come first
+    while first < item[3]:
+        page, offset, at = table[first // block_size], first % block_size, first - item[2]
+        _ask(codes, table, item, block_size, rows, ahead + before + first // block_size - 2 * (item[2] // block_size))
+        n = min(block_size - offset, item[3] - first)
+        place = (start + offset * stride, stride, width)
+        if wide:
+            add_values(weights, at, codes, page, place, n, acc)
+        else:
+            floats = block_floats(codes, page, place, n, is_bf16, np.empty((n, width), np.uint32))
+            for g in range(acc.shape[0]):
+                _add_weighted(weights[g, at : at + n], floats, acc[g])
+        first += n
 
 
 @kernel()
@@ -150,40 +180,50 @@ def _products(query, rows, out) -> None:
 
 
 @kernel()
-def _soften(query, item, pages, geometry, table, options, slopes, weights, shifts, stats) -> None:
-    """From products to weights, in place: scales of the keys, soft-cap, slopes, exponentials, scales of the values.
+def _soften(query, row, scales, item, options, slope, stats):
+    """From products of a head to weights, in place: scales of the keys, soft-cap, slope, exponentials, scales of the
+    values. Returns what every value has too much: a row is scale * (codes - zero), so the sum of weight * zero.
 
-    A row is scale * (codes - zero): products lose zero * sum(query), and shifts [share] gets what every value has too
-    much, the sum of weight * zero.
+    Args:
+        row: [tokens]. scales: as `_gather_scales` leaves them. slope: fp32 [1], empty for none.
+        stats: fp32 [2], gets the largest score and the sum of the exponentials.
     """
     scale, _, softcap, _, _, scaled = options
+    shift, total = np.float32(0), np.float32(0)
+    for t in range(row.shape[0]):
+        row[t] *= np.float32(scale)
+    if scaled:
+        for d in range(query.shape[0]):
+            total += query[d] * np.float32(scale)
+        for t in range(row.shape[0]):
+            row[t] = (row[t] - scales[1, t] * total) * scales[0, t]
+    if softcap > 0:
+        softcap_row(row, np.float32(softcap))
+    if slope.shape[0]:
+        for t in range(row.shape[0]):
+            row[t] += slope[0] * np.float32(item[2] + t - item[6] + 1)
+    stats[0], stats[1] = exp_row(row)
+    if scaled:
+        for t in range(row.shape[0]):
+            row[t] *= scales[2, t]
+            shift += row[t] * scales[3, t]
+    return shift
+
+
+@kernel()
+def _gather_scales(pages, geometry, table, item, out) -> None:
+    """out [4, tokens] = the item's scales and zero points of keys, then of values."""
     codes, scales = pages
-    block_size, tokens = geometry[0], item[3] - item[2]
-    for g in range(weights.shape[0]):
-        row = weights[g, :tokens]
-        for t in range(tokens):
-            row[t] *= np.float32(scale)
-        if scaled:
-            total = np.float32(0)
-            for d in range(query.shape[1]):
-                total += query[g, d]
-            total *= np.float32(scale)
-            for t in range(tokens):
-                position = item[2] + t
-                page, place = table[position // block_size], geometry[4] + item[1] * block_size + position % block_size
-                row[t] = (row[t] - zero_point(codes, scales, page, place) * total) * scales[page, place]
-        if softcap > 0:
-            softcap_row(row, np.float32(softcap))
-        if slopes.shape[0]:
-            for t in range(tokens):
-                row[t] += slopes[g] * np.float32(item[2] + t - item[6] + 1)
-        stats[g, 0], stats[g, 1] = exp_row(row)
-        if scaled:
-            for t in range(tokens):
-                position = item[2] + t
-                page, place = table[position // block_size], geometry[5] + item[1] * block_size + position % block_size
-                row[t] *= scales[page, place]
-                shifts[g] += row[t] * zero_point(codes, scales, page, place)
+    block_size, first = geometry[0], item[2]
+    while first < item[3]:
+        page, offset, at = table[first // block_size], first % block_size, first - item[2]
+        n = min(block_size - offset, item[3] - first)
+        for which in range(2):
+            place = geometry[4 + which] + item[1] * block_size + offset
+            for t in range(n):
+                out[2 * which, at + t] = scales[page, place + t]
+                out[2 * which + 1, at + t] = zero_point(codes, scales, page, place + t)
+        first += n
 
 
 @kernel()

@@ -36,17 +36,13 @@ def exp_row(row):
 @kernel()
 def exp_all(row) -> None:
     """row = exp(row) in place, for values up to 88; NaN stays NaN."""
-    bits = np.empty(row.shape[0], np.int32)
-    powers = bits.view(np.float32)
     for i in range(row.shape[0]):
         x = _LOWEST if row[i] < _LOWEST else row[i]  # not max(): that would turn NaN into a number
         n = np.floor(x * _LOG2_E + np.float32(0.5))
         x = x - n * _LN2_HIGH - n * _LN2_LOW
         poly = ((((_C0 * x + _C1) * x + _C2) * x + _C3) * x + _C4) * x + _C5
-        row[i] = poly * x * x + x + np.float32(1)
-        bits[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
-    for i in range(row.shape[0]):
-        row[i] *= powers[i]
+        power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+        row[i] = (poly * x * x + x + np.float32(1)) * power
 
 
 @kernel()

@@ -1,4 +1,4 @@
-"""Attention over closed groups and a recent window, and the closing of groups; plain torch for every backend.
+"""Attention over closed groups and a recent window, and the closing of groups: plain torch, and a kernel for decodes.
 
 A query at t reads the codes of a group that ended at least `recent` tokens before t, and everything behind that in
 full. Which of the two it reads is a mask; keys and values of both lie side by side in one product.
@@ -11,6 +11,7 @@ import torch
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.coded import decode_rows, pick, put
+from kvlab.ops.dispatch import backend
 from kvlab.ops.grouped_views import GroupedViews
 from kvlab.quant.closed import codec_of
 
@@ -26,16 +27,34 @@ def paged_attention(
     """
     close_groups(views, batch)
     out.zero_()
-    starts, ends = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
-    if batch.num_decodes == batch.num_seqs and all(end > 0 for end in ends):
-        out[: batch.num_seqs] = _attend(query[: batch.num_seqs, None], views, batch, slice(None), rules)[:, 0]
-        return
-    for b, end in enumerate(ends):
-        for first in range(starts[b], starts[b + 1] if end else starts[b], QUERY_BLOCK):
-            stop = min(first + QUERY_BLOCK, starts[b + 1])
-            behind = starts[b + 1] - stop  # query tokens that follow
-            rows = _attend(query[None, first:stop], views, batch, slice(b, b + 1), rules, end - behind)
-            out[first:stop] = rows[0].to(out.dtype)
+    done = _decodes(query, views, batch, rules, out)
+    row = sum(batch.query_lens[:done])
+    for b in range(done, len(batch.ends)):
+        count, end = batch.query_lens[b], batch.ends[b]
+        for first in range(0, count if end else 0, QUERY_BLOCK):
+            stop = min(first + QUERY_BLOCK, count)
+            # count - stop query tokens follow
+            mine = slice(row + first, row + stop)
+            rows = _attend(query[None, mine], views, batch, slice(b, b + 1), rules, end - (count - stop))
+            out[mine] = rows[0].to(out.dtype)
+        row += count
+
+
+def _decodes(
+    query: torch.Tensor, views: GroupedViews, batch: AttentionBatch, rules: Rules, out: torch.Tensor
+) -> int:  # fmt: skip
+    """Attends the batch's decodes; how many of its sequences are done with that."""
+    n = batch.num_decodes
+    if n and backend(query, triton=True) == "triton":
+        from kvlab.ops.attention import triton_grouped
+
+        if triton_grouped.supports(query, views):
+            triton_grouped.decode(query[:n], views, batch, rules, out[:n])
+            return n
+    if n and n == len(batch.ends) and all(batch.ends):
+        out[:n] = _attend(query[:n, None], views, batch, slice(0, n), rules)[:, 0]
+        return n
+    return 0
 
 
 def _attend(
@@ -112,11 +131,9 @@ def _recent_rows(
 def close_groups(views: GroupedViews, batch: AttentionBatch) -> None:
     """Encodes the groups that a query of this step is the first to read as closed; changes `views` in place."""
     part, fmt = views.part, views.part.format
-    starts, ends = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
     sequence, group = [], []
-    for b, end in enumerate(ends):
-        start = end - (starts[b + 1] - starts[b])
-        first, stop = (max(0, (n - fmt.recent) // fmt.group_tokens) for n in (start, end))
+    for b, (count, end) in enumerate(zip(batch.query_lens, batch.ends, strict=True)):
+        first, stop = (max(0, (n - fmt.recent) // fmt.group_tokens) for n in (end - count, end))
         group += range(first, stop)
         sequence += [b] * (stop - first)
     if not group:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import triton.language as tl
@@ -110,23 +110,49 @@ def decode_launches(
     """
     split = split or SPLIT
     count, num_heads, _ = query.shape
-    kv_heads, width = views.k.shape[1], out.shape[2]
     splits = count_splits(batch.max_seq_len, rules, split)
-    packed = views.format in PACKED
-    meta = (packed_meta if packed else whole_meta)(query, views, rules)
-    meta |= {"BLOCK_H": min(64, power_of_2(meta["GROUP"], 16)), "SPLIT": split, "SPLITS": splits}
     lse = query.new_empty((count, splits, num_heads), dtype=torch.float32)
-    parts = out[:, None] if splits == 1 else lse.new_empty((count, splits, num_heads, width))
-    args = page_args(query, views, batch, rules) | {
-        "p_out": parts, "p_lse": lse, "s_out_row": parts.stride(0), "s_out_split": parts.stride(1),
-        "s_out_head": parts.stride(2), "s_lse_row": num_heads,
-    }  # fmt: skip
-    grid = (kv_heads * -(-meta["GROUP"] // meta["BLOCK_H"]), splits, count)
-    kernel = paged_decode_packed if packed else paged_decode
-    launches = [Launch(kernel, grid, args, meta, num_stages=3)]
+    parts = out[:, None] if splits == 1 else lse.new_empty((count, splits, num_heads, out.shape[2]))
+    launches = [split_launch(query, views, batch, rules, Parts(parts, lse, split, splits == 1))]
     if splits > 1:
         launches.append(merge_launch(parts, lse, out, rules.sinks))
     return launches
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Where the splits of a decode write: results [B, splits, Hq, Dv], log2 of their sums fp32 [B, splits, Hq].
+
+    Attributes:
+        tokens: of a split. alone: there is one split, and its result is the decode's.
+        first: int32 [B], tokens before it are left out; None: none are.
+    """
+
+    results: torch.Tensor
+    lse: torch.Tensor
+    tokens: int
+    alone: bool = False
+    first: torch.Tensor | None = None
+
+    def args(self) -> dict:
+        """Run-time arguments by name."""
+        results, lse = self.results, self.lse
+        return {
+            "p_out": results, "p_lse": lse, "s_out_row": results.stride(0), "s_out_split": results.stride(1),
+            "s_out_head": results.stride(2), "s_lse_row": lse.stride(0), "s_lse_split": lse.stride(1),
+        }  # fmt: skip
+
+
+def split_launch(
+    query: torch.Tensor, views: PageViews, batch: AttentionBatch, rules: Rules, parts: Parts
+) -> Launch:  # fmt: skip
+    """The launch of a decode's splits."""
+    packed = views.format in PACKED
+    meta = (packed_meta if packed else whole_meta)(query, views, rules)
+    meta |= {"BLOCK_H": min(64, power_of_2(meta["GROUP"], 16)), "SPLIT": parts.tokens, "ALONE": parts.alone}
+    args = page_args(query, views, batch, rules) | {"p_first": parts.first} | parts.args()
+    grid = (views.k.shape[1] * -(-meta["GROUP"] // meta["BLOCK_H"]), parts.lse.shape[1], query.shape[0])
+    return Launch(paged_decode_packed if packed else paged_decode, grid, args, meta, num_stages=3)
 
 
 def prefill_launch(

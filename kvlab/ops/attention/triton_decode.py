@@ -15,21 +15,22 @@ from kvlab.ops.attention.triton_tiles import LOG2E, capped, finish, floats, page
 
 @triton.jit
 def paged_decode(
-    p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_out, p_lse,
+    p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_first, p_out, p_lse,
     scale, softcap,
     s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
-    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head, s_out_split, s_lse_row,
+    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head, s_out_split, s_lse_row, s_lse_split,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Program (head block, split, sequence). p_out [B, Hq, DV], or [B, SPLITS, Hq, DV] fp32 with p_lse [B, SPLITS, Hq].
+    """Program (head block, split, sequence). p_out [B, Hq, DV], or of a split that is not
+    ALONE fp32 [B, splits, Hq, DV] with p_lse [B, splits, Hq]. Tokens before p_first [B], if given, are left out.
 
     SCALES of a token's row: 0 none, 1 a factor, 2 a step and a smallest value. They act on scores and weights, one
     number per token, and not on the tiles of codes.
     """
-    i_kv, i_seq, o_head, m_head, n, first, stop = place(p_len, GROUP, BLOCK_H, SPLIT, WINDOW, CHUNK)
+    i_kv, i_seq, o_head, m_head, n, first, stop = place(p_len, p_first, GROUP, BLOCK_H, SPLIT, WINDOW, CHUNK)
     o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     b_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_H], tl.float32)
@@ -67,8 +68,8 @@ def paged_decode(
             m_v = m_token[:, None] & (o_dv < DV)[None, :]
             b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_v, other=0.0)  # codes
             b_acc += product(b_weight.to(COMPUTE), floats(b_v, COMPUTE, SOFT_FP8))
-    b_result = finish(b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, SPLITS)
+    b_result = finish(b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, s_lse_split, ALONE)
     o_out = i_seq * s_out_row + tl.program_id(1).to(tl.int64) * s_out_split + o_head * s_out_head
     # an empty split writes no result: the merge leaves it out by its -inf
-    m_out = m_head[:, None] & (o_dv < DV)[None, :] & ((SPLITS == 1) | (first < stop))
+    m_out = m_head[:, None] & (o_dv < DV)[None, :] & (ALONE | (first < stop))
     tl.store(p_out + o_out[:, None] + o_dv[None, :], b_result.to(p_out.dtype.element_ty), mask=m_out)

@@ -15,12 +15,12 @@ from kvlab.ops.attention.triton_tiles import LOG2E, capped, finish, fp8_floats, 
 
 @triton.jit
 def paged_decode_packed(
-    p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_out, p_lse,
+    p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_first, p_out, p_lse,
     scale, softcap,
     s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
-    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head, s_out_split, s_lse_row,
+    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head, s_out_split, s_lse_row, s_lse_split,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROW: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
@@ -30,7 +30,7 @@ def paged_decode_packed(
     weights. "step": fp16 step and smallest value for every SHARED values; "e4m3", "e8m0": e2m1 codes with a scale for
     every SHARED values; those act on the tile.
     """
-    i_kv, i_seq, o_head, m_head, n, first, stop = place(p_len, GROUP, BLOCK_H, SPLIT, WINDOW, CHUNK)
+    i_kv, i_seq, o_head, m_head, n, first, stop = place(p_len, p_first, GROUP, BLOCK_H, SPLIT, WINDOW, CHUNK)
     o_d = tl.arange(0, BLOCK_D)
     b_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_H], tl.float32)
@@ -77,11 +77,11 @@ def paged_decode_packed(
                 b_one, b_two = halves(b_v, p_v_scale + o_scale, m_token, D, BLOCK_N, KIND, SHARED, COMPUTE)
                 b_low += product(b_weight.to(COMPUTE), b_one)
                 b_high += product(b_weight.to(COMPUTE), b_two)
-    b_result_low = finish(b_low, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, SPLITS)
-    b_result_high = finish(b_high, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, SPLITS)
+    b_result_low = finish(b_low, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, s_lse_split, ALONE)
+    b_result_high = finish(b_high, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, s_lse_split, ALONE)
     o_out = i_seq * s_out_row + tl.program_id(1).to(tl.int64) * s_out_split + o_head * s_out_head
     p_result = p_out + o_out[:, None] + o_d[None, :]
-    m_out = m_head[:, None] & (o_d < D)[None, :] & ((SPLITS == 1) | (first < stop))
+    m_out = m_head[:, None] & (o_d < D)[None, :] & (ALONE | (first < stop))
     tl.store(p_result, b_result_low.to(p_out.dtype.element_ty), mask=m_out)
     tl.store(p_result + D, b_result_high.to(p_out.dtype.element_ty), mask=m_out)
 

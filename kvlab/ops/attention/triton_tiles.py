@@ -98,9 +98,10 @@ def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def place(
-    p_len, GROUP: tl.constexpr, BLOCK_H: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr
-):
-    """What program (head block, split, sequence) of a decode works on.
+    p_len, p_first, GROUP: tl.constexpr, BLOCK_H: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """What program (head block, split, sequence) of a decode works on; tokens before p_first [B] are others' work.
 
     Returns:
         (KV head, sequence, query heads [BLOCK_H], which of them exist, the sequence's length, its first token and the
@@ -111,15 +112,20 @@ def place(
     o_group = tl.program_id(0) % BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
     n = tl.load(p_len + i_seq)
     low = first_seen(n - 1, WINDOW, CHUNK)
+    if p_first is not None:
+        low = tl.maximum(low, tl.load(p_first + i_seq))
     start = (low // SPLIT + tl.program_id(1)) * SPLIT
     return i_kv, i_seq, i_kv * GROUP + o_group, o_group < GROUP, n, tl.maximum(low, start), tl.minimum(n, start + SPLIT)
 
 
 @triton.jit
-def finish(b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, SPLITS: tl.constexpr):
+def finish(
+    b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, s_lse_split, ALONE: tl.constexpr
+):  # fmt: skip
     """Result [M, D] of a split, whose log2 of the sum is stored; a split that is alone counts the sinks."""
-    if SPLITS == 1:
+    if ALONE:
         b_acc, b_max, b_sum = add_sink(b_acc, b_max, b_sum, p_sink, o_head, m_head, p_sink is not None)
     b_result, b_lse = close(b_acc, b_max, b_sum)
-    tl.store(p_lse + (i_seq * SPLITS + tl.program_id(1)) * s_lse_row + o_head, b_lse, mask=m_head)
+    o_lse = i_seq * s_lse_row + tl.program_id(1).to(tl.int64) * s_lse_split + o_head
+    tl.store(p_lse + o_lse, b_lse, mask=m_head)
     return b_result
