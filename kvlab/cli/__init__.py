@@ -1,7 +1,8 @@
 """One entry point, `kvlab COMMAND`. A command's module is imported only when that command is called.
 
 A command is a module `kvlab/cli/NAME.py` with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`. Its `ValueError`
-and `OSError` become one line on stderr and exit code 2: no traceback for a wrong name or a missing file.
+and `OSError` become one line on stderr and exit code 2, and so do arguments that cannot be read: no traceback for a wrong
+name or a missing file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import kvlab
 
@@ -27,6 +29,21 @@ COMMANDS = {
     "kernels": "compile the Triton kernels ahead of time: registers, loads, tensor cores, roofline",
     "claims": "recompute the claims of the two texts and print the verdicts",
 }
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments that cannot be read are a `ValueError`, as any other wrong input."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises."""
+        raise ValueError(f"{message.removeprefix('argument ')} ({self.prog} --help says what there is)")
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, for people: of a file its name and what the system says."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(line.strip() for line in str(error).splitlines())
 
 
 def _overview() -> str:
@@ -62,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in COMMANDS:
             raise ValueError(f"command {name!r}: unknown; one of {', '.join(COMMANDS)}")
         module = _load(name)
-        parser = argparse.ArgumentParser(prog=f"kvlab {name}", description=module.HELP)
+        parser = Parser(prog=f"kvlab {name}", description=module.HELP)
         module.add_arguments(parser)
         code = module.run(parser.parse_args(rest))
         sys.stdout.flush()
@@ -73,5 +90,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:
-        print(f"kvlab: {error}", file=sys.stderr)
+        print(f"kvlab: {one_line(error)}", file=sys.stderr)
         return 2

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="engine: tokens per second of whole requests; prefix: microseconds a page of bookkeeping; "
         "attention: pages over contiguous memory, 8 and 4 bits against fp32",
     )
-    parser.add_argument("--against", choices=["transformers"], default="transformers", help="the other side")
+    parser.add_argument("--against", choices=["transformers"], help="the other side of `engine` (default transformers)")
     parser.add_argument("--model", help="directory, .gguf file or hub id (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each load (default: 2 to 5)")
     parser.add_argument("--only", metavar="LOADS", help=f"some of {','.join(SCENARIOS)}, separated by commas")
@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: an unknown load, no repetitions, or no model.
     """
+    _check(args)
+    only = tuple(args.only.split(",")) if args.only else SCENARIOS
     if args.what == "prefix":
         return _prefix(args)
     if args.what == "attention":
         return _attention(args)
-    only = tuple(args.only.split(",")) if args.only else SCENARIOS
     from kvlab.lab import bench_engine
 
     record = bench_engine.run_bench(args.model, args.repeats, only)
@@ -48,6 +49,16 @@ def run(args: argparse.Namespace) -> int:
         bench_engine.save(record, RESULT)
     print(json.dumps(record, indent=1) if args.json else bench_engine.report(record))
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses what this measurement would ignore."""
+    takes = {"engine": ("against", "model", "only"), "attention": ("only",), "prefix": ()}[args.what]
+    for name in ("against", "model", "only"):
+        if getattr(args, name) is not None and name not in takes:
+            raise ValueError(f"--{name}: is no option of bench {args.what}")
+    if args.repeats is not None and args.repeats < 1:
+        raise ValueError(f"--repeats {args.repeats}: must be at least 1")
 
 
 def _prefix(args: argparse.Namespace) -> int:

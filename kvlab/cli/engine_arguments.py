@@ -16,7 +16,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--kv-dtype", help="of the cache: a format of `kvlab formats`, or a "
                         "rule such as int4,first=2:bf16 (default: as --dtype)")  # fmt: skip
     engine.add_argument("--device", default="auto", help='"auto" (default), "cpu", "cuda", "cuda:N"')
-    engine.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per page (default 16)")
+    engine.add_argument("--block-size", type=int, metavar="N",
+                        help="tokens per page (default 16, or the next that the model or the format needs)")  # fmt: skip
     engine.add_argument("--num-blocks", type=int, metavar="N", help="pages of the pool, the null page included")
     engine.add_argument("--kv-bytes", metavar="SIZE", help="bytes of the pool, as in 2GiB (default: from free memory)")
     engine.add_argument("--max-model-len", metavar="N", help="prompt and output, as in 4k (default: the model's)")
@@ -42,15 +43,32 @@ def engine_changes(args: argparse.Namespace) -> dict[str, Any]:
 
     return {
         "kv_dtype": args.kv_dtype,
-        "block_size": args.block_size,
         "num_blocks": args.num_blocks,
-        "kv_bytes": None if args.kv_bytes is None else parse_bytes(args.kv_bytes),
-        "max_model_len": None if args.max_model_len is None else parse_tokens(args.max_model_len),
+        "kv_bytes": None if args.kv_bytes is None else parse_bytes(args.kv_bytes, "--kv-bytes"),
+        "max_model_len": None if args.max_model_len is None else parse_tokens(args.max_model_len, "--max-model-len"),
         "max_num_seqs": args.max_num_seqs,
         "max_batched_tokens": args.max_batched_tokens,
         "scheduling": SchedulingPolicy(args.order, args.victim, args.preempt),
         "tiers": _tiers(args),
     }
+
+
+def make_engine(args: argparse.Namespace, changes: dict[str, Any]) -> Any:
+    """The engine of the model that the arguments name, with these options.
+
+    Raises:
+        ValueError, OSError: the model or an option does not allow it.
+    """
+    from kvlab.engine import Engine
+    from kvlab.engine.kv_formats import kv_formats
+    from kvlab.models.load import load_model
+    from kvlab.plan.policies import default_block_size
+
+    model = load_model(args.model, args.dtype, args.device)
+    size = args.block_size
+    if size is None:
+        size = default_block_size(kv_formats(model, args.kv_dtype)[1])
+    return Engine(model, block_size=size, **changes)
 
 
 def _tiers(args: argparse.Namespace) -> Any:

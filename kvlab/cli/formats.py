@@ -17,6 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
+    from kvlab.specs.formats import get_format
+
+    for name in args.formats:
+        get_format(name)
     from kvlab.lab.format_report import as_dicts, report
     from kvlab.models.load import load_model
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from kvlab.cli.engine_arguments import add_engine_arguments, engine_changes
+from kvlab.cli.engine_arguments import add_engine_arguments, engine_changes, make_engine
 
 HELP = "generate text with a real model and show what its cache took"
 
@@ -42,18 +42,17 @@ def run(args: argparse.Namespace) -> int:
         args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, ignore_eos=args.ignore_eos
     )
     options = engine_changes(args) | {"seed": args.seed}
-    from kvlab.engine import Engine
-    from kvlab.models.load import load_model
-
-    model = load_model(args.model, args.dtype, args.device)
-    engine = Engine(model, **options)
+    engine = make_engine(args, options)
+    model = engine.model
     if args.chat:
         if model.tokenizer is None or not isinstance(prompt, str):
             raise ValueError("--chat: needs a text prompt and a model with a tokenizer")
         prompt = model.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    started = time.perf_counter()
+    request_id = engine.add_request(prompt, params)
     if args.kv_bytes is None and args.num_blocks is None:
         print(f"kvlab: {engine.describe()}", file=sys.stderr)
-    result = _generate(engine, prompt, params, echo=not args.json)
+    result = _generate(engine, request_id, started, echo=not args.json)
     if args.json:
         print(json.dumps(result, ensure_ascii=False, indent=2))
     return 0 if result["finish_reason"] != "error" else 1
@@ -70,10 +69,8 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
         raise ValueError(f"--prompt-ids {args.prompt_ids!r}: must be whole numbers separated by commas") from None
 
 
-def _generate(engine, prompt: str | list[int], params, echo: bool) -> dict:
+def _generate(engine, request_id: str, started: float, echo: bool) -> dict:
     """The JSON object of one request; writes its text as it comes when `echo`."""
-    started = time.perf_counter()
-    request_id = engine.add_request(prompt, params)
     request = engine.requests[request_id]
     text, first = [], None
     for piece in engine.follow(request_id):

@@ -36,14 +36,14 @@ def run(args: argparse.Namespace) -> int:
     chosen = [c for c in configs.configs() if args.only in c.name]
     if not chosen:
         raise ValueError(f"only {args.only!r}: no configuration has it in its name")
+    for arch in archs:
+        get_target(arch)
     if args.list:
-        names = {c.name: list(c.archs) for c in chosen}
+        names = {c.name: own for c in chosen if (own := [a for a in c.archs if a in archs])}
         print(
             json.dumps(names, indent=1) if args.json else "\n".join(f"{n:38} {','.join(a)}" for n, a in names.items())
         )
         return 0
-    for arch in archs:
-        get_target(arch)
     rows = list(report.rows(chosen, archs, args.all))
     if args.save or args.json:
         from kvlab.lab.record import provenance

@@ -24,7 +24,7 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--speed", type=float, default=1.0, metavar="X", help="divide all gaps between arrivals by X")
     load.add_argument("--rate", type=float, metavar="R", help="arrivals per second instead of the trace's own")
     load.add_argument(
-        "--burstiness", type=float, default=1.0, metavar="B", help="of --rate: 1 is Poisson, less is burstier"
+        "--burstiness", type=float, metavar="B", help="of --rate: 1 is Poisson (default), less is burstier"
     )
     load.add_argument("--clip", metavar="N", help="cut requests to N tokens in and out, as in 2k")
     load.add_argument("--seed", type=int, default=0, metavar="N", help="of --rate and of made-up prompts (default 0)")
@@ -48,10 +48,13 @@ def load_of(args: argparse.Namespace) -> tuple[Any, Any]:
     if args.limit is not None:
         trace = trace.head(args.limit)
     if args.clip is not None:
-        trace = trace.clipped(parse_tokens(args.clip))
+        trace = trace.clipped(parse_tokens(args.clip, "--clip"))
     if args.rate is not None:
-        recipe = Recipe(rate=args.rate, burstiness=args.burstiness, seed=args.seed)
+        burstiness = 1.0 if args.burstiness is None else args.burstiness
+        recipe = Recipe(rate=args.rate, burstiness=burstiness, seed=args.seed)
         trace = trace.arriving(itertools.islice(arrivals(recipe), len(trace.requests)))
+    elif args.burstiness is not None:
+        raise ValueError("--burstiness: is of --rate, give both")
     if not trace.timed:
         raise ValueError(f"{trace.name}: has no arrival times; give --rate")
     for name in ("slo_ttft", "slo_tpot"):

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from kvlab.cli.engine_arguments import add_engine_arguments, engine_changes
+from kvlab.cli.engine_arguments import add_engine_arguments, engine_changes, make_engine
 
 HELP = "serve a model over HTTP, OpenAI-compatible, with /metrics"
 
@@ -39,15 +39,12 @@ def run(args: argparse.Namespace) -> int:
 
     prefix = None if args.prefix == "off" else PrefixOptions(design=args.prefix)
     changes = engine_changes(args) | {"seed": args.seed, "prefix": prefix}
-    limits = ServerLimits(args.max_waiting, max_body_bytes=parse_bytes(args.max_body), drain_s=args.drain)
+    limits = ServerLimits(args.max_waiting, max_body_bytes=parse_bytes(args.max_body, "--max-body"), drain_s=args.drain)
     from kvlab.serve.server import bind, serve, url_of
 
     # a port that is taken is told before the model is read
     sock = bind(args.host, args.port)
-    from kvlab.engine import Engine
-    from kvlab.models.load import load_model
-
-    engine = Engine(load_model(args.model, args.dtype, args.device), **changes)
+    engine = make_engine(args, changes)
     _announce(engine, url_of(sock), args)
     serve(engine, sock, limits, args.served_name)
     return 0

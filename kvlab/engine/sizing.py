@@ -52,8 +52,18 @@ def pool_sizes(layout: PoolLayout, options: EngineOptions, limits: Limits, devic
     """Units of each pool, as the options say: a number of pages, a number of bytes, or a share of the free memory.
 
     Raises:
-        ValueError: both numbers, pages not one number for each pool, or too few bytes.
+        ValueError: both numbers, pages not one number for each pool, too few bytes, or more than the machine has.
     """
+    blocks = _asked_for(layout, options, limits, device)
+    taken, there = layout.pool_bytes(blocks), total_memory(device)
+    if taken > there:
+        raise ValueError(
+            f"num_blocks {options.num_blocks}: take {human_bytes(taken)}, and {device} has {human_bytes(there)}"
+        )
+    return blocks
+
+
+def _asked_for(layout: PoolLayout, options: EngineOptions, limits: Limits, device: torch.device) -> tuple[int, ...]:
     for reserve in in_flight_reserve(layout.groups, limits.max_model_len, limits.max_batched_tokens):
         if reserve.warning:
             log.info("%s", reserve.warning)
@@ -134,6 +144,13 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     candidates = [_available(), _container()]
     return min(c for c in candidates if c is not None)
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory that `device` has, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def default_kv_bytes(device: torch.device) -> int:

@@ -48,7 +48,7 @@ class TierOptions:
         for name in ("host_bytes", "disk_bytes"):
             value = getattr(self, name)
             if isinstance(value, str):
-                value = parse_bytes(value)
+                value = parse_bytes(value, name)
                 object.__setattr__(self, name, value)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: must be positive")

@@ -52,6 +52,8 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         if not _is_address(self.url):
             raise ValueError(f"url {self.url!r}: must be an address such as http://127.0.0.1:8000")
+        if self.vocab is not None and self.vocab <= FIRST_ID:
+            raise ValueError(f"vocab {self.vocab}: must be above {FIRST_ID}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s {self.timeout_s}: must be a positive number of seconds")
 

@@ -62,7 +62,7 @@ def simulate_options(given: dict[str, Any]) -> tuple[SimulateOptions, dict[str, 
     own = {f.name: given.pop(f.name) for f in fields(SimulateOptions) if f.name in given}
     for name in ("max_batched_tokens", "max_model_len"):
         if name in own:
-            own[name] = parse_tokens(own[name])
+            own[name] = parse_tokens(own[name], name)
     for name in ("max_num_seqs", "num_blocks"):
         if name in own:
             own[name] = int(own[name])

@@ -72,7 +72,7 @@ def parse_recipe(text: str) -> Recipe:
         try:
             values[name] = types[name](value)
         except ValueError:
-            raise ValueError(f"recipe {part!r}: must be a {types[name].__name__}") from None
+            raise ValueError(f"recipe {part!r}: must be a {'whole ' if types[name] is int else ''}number") from None
     return Recipe(**values)
 
 

@@ -20,6 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+LONGEST = 2**24
+"""Tokens of a prompt or an answer; beyond any model's length, and they are all laid out in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
@@ -118,7 +121,10 @@ def read_trace(path: str | Path, kind: str = "") -> Trace:
         OSError: it cannot be read.
     """
     with open(path, encoding="utf-8-sig", newline="") as lines:
-        return parse_trace(lines, str(path), kind)
+        try:
+            return parse_trace(lines, str(path), kind)
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: is no text in UTF-8, so it is no trace") from None
 
 
 def parse_trace(lines: Iterable[str], name: str = "trace", kind: str = "") -> Trace:
@@ -168,8 +174,8 @@ def _rule(error: Exception) -> str:
 
 def _check(request: TraceRequest, block: int, place: str) -> None:
     for name in ("prompt_tokens", "output_tokens"):
-        if getattr(request, name) < 1:
-            raise ValueError(f"{place}: {name} {getattr(request, name)} must be at least 1")
+        if not 1 <= getattr(request, name) <= LONGEST:
+            raise ValueError(f"{place}: {name} {getattr(request, name)} must be from 1 to {LONGEST:,}")
     if not math.isfinite(request.arrival_s):
         raise ValueError(f"{place}: arrival {request.arrival_s} must be a number of seconds")
     need = math.ceil(request.prompt_tokens / block)
@@ -196,6 +202,8 @@ class JsonLines:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{name}, row {number}: not JSON ({error})") from None
+            except RecursionError:
+                raise ValueError(f"{name}, row {number}: not JSON of a request (nested too deep)") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{name}, row {number}: must be a JSON object")
             yield number, row
@@ -232,8 +240,11 @@ class Table:
         needed = (self._prompt, self._output, *([self._time] if self._timed else []))
         if missing := [column for column in needed if column not in columns]:
             raise ValueError(f"{name}, row 1: column {missing[0]!r} is missing")
-        for row in reader:
-            yield reader.line_num, row
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise ValueError(f"{name}, row {reader.line_num + 1}: not CSV ({error})") from None
 
     def skip(self, row: dict[str, Any]) -> str:
         """Why the row is left out; "" when it is not."""

@@ -176,7 +176,10 @@ def _entries(rule: Retention, block_size: int) -> int:
         return block_size
     entries, rest = divmod(block_size, rule.size)
     if rest or not entries:
-        raise ValueError(f"block_size {block_size}: must be a multiple of the compression ratio {rule.size}")
+        raise ValueError(
+            f"block_size {block_size}: must be a multiple of {rule.size}, the tokens of an entry (a compression ratio, or a "
+            "format's group)"
+        )
     return entries
 
 

@@ -15,34 +15,41 @@ _BYTES = {
 _NUMBER = r"\s*(?=[\d.])((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)?(?:\.\d+)?)"
 
 
-def parse_tokens(text: str | int) -> int:
+def parse_tokens(text: str | int, name: str = "tokens") -> int:
     """The number of tokens `text` names: "32k" is 32,768, "1M" is 1,048,576, "4096" is 4,096.
+
+    `name` is what an error calls it.
 
     Raises:
         ValueError: not a positive whole number of tokens.
     """
-    return _parse(str(text), _TOKENS, "tokens", 'a whole number, or one with k (1,024) or M (1,048,576), as in "32k"')
+    return _parse(
+        str(text), _TOKENS, (name, "tokens"), 'a whole number, or one with k (1,024) or M (1,048,576), as in "32k"'
+    )
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, name: str = "bytes") -> int:
     """The number of bytes `text` names: "2GiB" is 2,147,483,648, "2GB" is 2,000,000,000.
+
+    `name` is what an error calls it.
 
     Raises:
         ValueError: not a positive whole number of bytes.
     """
-    return _parse(str(text), _BYTES, "bytes", 'a number with B, kB, MB, GB, KiB, MiB or GiB, as in "2GiB"')
+    return _parse(str(text), _BYTES, (name, "bytes"), 'a number with B, kB, MB, GB, KiB, MiB or GiB, as in "2GiB"')
 
 
-def _parse(text: str, units: dict[str, int], what: str, rule: str) -> int:
+def _parse(text: str, units: dict[str, int], names: tuple[str, str], rule: str) -> int:
+    name, what = names
     match = re.fullmatch(_NUMBER + r"\s*([a-zA-Z]*)\s*", text)
     unit = match.group(2).lower() if match else None
     if match is None or unit not in units:
-        raise ValueError(f"{what} {text!r}: must be {rule}")
+        raise ValueError(f"{name} {text!r}: must be {rule}")
     number = match.group(1).replace(",", "").replace("_", "")
     whole, _, fraction = number.partition(".")
     value, rest = divmod(int((whole or "0") + fraction) * units[unit], 10 ** len(fraction))
     if rest or value <= 0:
-        raise ValueError(f"{what} {text!r}: must be a positive whole number of {what}")
+        raise ValueError(f"{name} {text!r}: must be a positive whole number of {what}")
     return value
 
 

@@ -58,7 +58,7 @@ def test_a_page_of_entries_is_taken_when_its_first_entry_is_complete():
 
 
 def test_a_page_must_hold_whole_entries():
-    with pytest.raises(ValueError, match="block_size 6: must be a multiple of the compression ratio 4"):
+    with pytest.raises(ValueError, match="block_size 6: must be a multiple of 4"):
         manager_of(CompressedEntries(4, 8, BF16), num_blocks=[9], block_size=6)
 
 

@@ -181,7 +181,7 @@ def test_block_size_grows_to_hold_whole_entries_of_each_ratio():
     model = model_of(CompressedEntries(4, 64, BF16), CompressedEntries(24, 64, BF16))
     assert default_block_size(model) == 48
     assert default_block_size(model_of(FULL)) == 16
-    with pytest.raises(ValueError, match="block_size 16: must be a multiple of the compression ratio 24"):
+    with pytest.raises(ValueError, match="block_size 16: must be a multiple of 24"):
         sequence_bytes(model, 100, PolicySettings("paged", block_size=16))
 
 

@@ -52,7 +52,7 @@ def test_equal_recipes_give_equal_traces_and_other_seeds_others():
     [
         ("poisson:n=3", "must begin with random:"),
         ("random:m=3", "recipe 'm': must be one of n, rate"),
-        ("random:n=x", "recipe 'n=x': must be a int"),
+        ("random:n=x", "recipe 'n=x': must be a whole number"),
         ("random:n=0", "n 0: must be at least 1"),
         ("random:rate=0", "rate 0.0: must be from 1e-9 to 1e9"),
         ("random:rate=1e-300", "rate 1e-300: must be from 1e-9 to 1e9"),
