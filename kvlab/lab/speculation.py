@@ -1,6 +1,6 @@
-"""What speculation brings on the default model: tokens a step and time, against K, on two kinds of text.
+"""What speculation brings on the default model: tokens a step and time, against K, greedy and sampled.
 
-    python -m kvlab.lab.speculation      records every method and K in book/results/speculation.json
+    python -m kvlab.lab.speculation --fresh    records every method and K in book/results/speculation.json
 
 Both sides of a ratio run in one process, one after the other for each prompt, and are compared by the processor time of
 one thread: what a step costs, whatever else the machine does. Every greedy text must be the same with and without.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -44,13 +45,14 @@ class Setting:
 def texts(model: Any) -> dict[str, tuple[list[list[int]], float]]:
     """Prompts and the temperature of each kind of text.
 
-    "predictable": a paragraph that stands there and begins once more. "unpredictable": an open question, sampled.
+    "predictable": a paragraph that stands there and begins once more. "questions": an open question, greedy;
+    "unpredictable": the same, sampled at temperature 0.8.
     """
     paragraphs = [p for p in evaluation_text().text.split("\n\n") if 300 < len(p) < 400][:1]
     encode = model.tokenizer.encode
     copied = [[*encode(f"{p}\n\n"), *encode(p)[:12]] for p in paragraphs]
     asked = [encode(model.tokenizer.chat_text([{"role": "user", "content": QUESTION}]))]
-    return {"predictable": (copied, 0.0), "questions": (asked, 0.0), "unpredictable": (asked, 1.0)}
+    return {"predictable": (copied, 0.0), "questions": (asked, 0.0), "unpredictable": (asked, 0.8)}
 
 
 def options_of(model: Any, method: str, k: int) -> SpeculationOptions:
@@ -95,18 +97,22 @@ def compare(model: Any, method: str, k: int, text: str, tokens: int = 40, plain:
 
 
 METHODS = ("ngram", "lookahead", "draft 24", "medusa", "eagle", "eagle tree")
+LEAST = {"eagle tree": 4}
+"""The smallest K of a method, where a smaller one makes another method of it: such a tree is a chain."""
 
 
 def record(model: Any, wanted: Sequence[tuple[str, str, int]], tokens: int, command: str) -> None:
     """Measures (text, method, K) one after the other; each is written down at once, beside what is there."""
     plain: dict[str, tuple] = {}
     for text, method, k in wanted:
+        if k < LEAST.get(method, 1):
+            continue
         prompts, temperature = texts(model)[text]
         if text not in plain:
             params = SamplingParams(tokens, temperature, ignore_eos=True)
             run(model, prompts, replace(params, max_tokens=4), None)
             plain[text] = run(model, prompts, params, None)
-        keep(asdict(compare(model, method, k, text, tokens, plain[text])), model, command)
+        keep(asdict(compare(model, method, k, text, tokens, plain[text])) | {"tokens": tokens}, model, command)
 
 
 def keep(new: dict[str, Any], model: Any, command: str) -> None:
@@ -134,10 +140,13 @@ def main() -> None:
     parser.add_argument("--texts", nargs="*", default=["predictable", "questions", "unpredictable"])
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--ks", type=int, nargs="*", default=[1, 2, 4, 8])
+    parser.add_argument("--fresh", action="store_true", help="forget what is recorded")
     args = parser.parse_args()
     from kvlab.models.load import load_model
 
-    command = f"OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 python -m kvlab.lab.speculation --tokens {args.tokens}"
+    command = "OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 python -m kvlab.lab.speculation " + " ".join(sys.argv[1:])
+    if args.fresh:
+        RESULT.unlink(missing_ok=True)
     record(load_model(), list(itertools.product(args.texts, args.methods, args.ks)), args.tokens, command)
 
 
