@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvlab.ops.attention import paged_attention, triton_
+from kvlab.ops.attention.grouped import close_groups
 from kvlab.ops.batch import make_batch
 from kvlab.ops.copy_pages import copy_pages
 from kvlab.ops.gated_delta import DeltaRows, gated_delta
+from kvlab.ops.grouped_views import GroupedViews
 from kvlab.ops.mla_attention import mla_attention
 from kvlab.ops.page_scores import page_scores
 from kvlab.ops.selected_pages import selected_pages
@@ -21,6 +24,7 @@ from kvlab.ops.ssd import SSDRows, ssd
 from kvlab.ops.views import page_views, part_views
 from kvlab.ops.write_kv import write_kv
 from kvlab.specs.formats import get_format
+from kvlab.specs.grouped import grouped
 from kvlab.specs.layout import page_layout
 from kvlab.specs.parts import Attention, MLALatent
 
@@ -66,6 +70,8 @@ def cases(device: torch.device) -> dict[str, Callable[[], tuple[float, float]]]:
     for dim in (80, 128, 256):
         found[f"decode and prefill {dim}"] = lambda dim=dim: _attention(device, "bf16", (dim, dim), {"window": 7})
     found["decode and prefill 192/128"] = lambda: _attention(device, "bf16", (192, 128), {"softcap": 20.0})
+    for fmt in ("kivi4", "kivi2"):
+        found[f"decode over closed groups {fmt}"] = lambda fmt=fmt: _closed(device, fmt)
     found["absorbed decode"] = lambda: _mla(device)
     found["ssd"] = lambda: _ssd(device)
     found["gated delta"] = lambda: _delta(device)
@@ -99,6 +105,21 @@ def _attention(device: torch.device, fmt: str, dims: tuple[int, int], rules: dic
     query = torch.randn(8, 6, dims[0], device=device).to(dtype)
     batch = make_batch([1, 7], [20, 40], table, 16)
     return _both(lambda: paged_attention(query, views, batch, scale=dims[0] ** -0.5, **rules), dtype)
+
+
+def _closed(device: torch.device, fmt: str) -> tuple[float, float]:
+    part, window = grouped(Attention(2, 64, 64, get_format("bf16")), 0, get_format(fmt))
+    tokens, length = part.format.group_tokens, 200  # two groups are closed, 136 tokens are not
+    tables = [torch.randperm(7, device=device).to(torch.int32)[None] + 1 for _ in range(2)]
+    pools = [part_views(*_pages(device, one, 8, size)) for one, size in ((part, 1), (window, tokens))]
+    views = GroupedViews(part, *pools)
+    whole, last = (replace(make_batch([n], [length], tables[1], tokens), closed=tables[0]) for n in (length, 1))
+    rows = [torch.randn(length, 2, 64, device=device) for _ in range(2)]
+    write_kv(*rows, views.recent, whole.slot_mapping)
+    close_groups(views, whole)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    query = torch.randn(1, 6, 64, device=device).to(dtype)
+    return _both(lambda: paged_attention(query, views, last, scale=0.2), torch.bfloat16)
 
 
 def _mla(device: torch.device) -> tuple[float, float]:

@@ -30,7 +30,18 @@ def test_the_check_covers_every_kernel_and_measurements_are_refused(tmp_path: Pa
     assert list(result["stages"]) == ["check"] and not result["stages"]["check"]["wrong"], result
     assert "interpreter" in result["cuda"] and {"what", "date", "commit", "device", "versions"} <= set(result)
     names = " ".join(result["stages"]["check"]["errors"])
-    for kernel in ("int4", "mxfp4", "fp8_e4m3", "192/128", "absorbed", "ssd", "gated delta", "page scores", "copy"):
+    for kernel in (
+        "int4",
+        "mxfp4",
+        "fp8_e4m3",
+        "192/128",
+        "closed groups kivi2",
+        "absorbed",
+        "ssd",
+        "gated delta",
+        "page scores",
+        "copy",
+    ):
         assert kernel in names
     assert set(result["seconds"]) == {"check"}
     # a second run goes on where the first stopped, and has nothing more that it can do

@@ -95,7 +95,7 @@ def test_a_configuration_of_every_kernel_runs() -> None:
     for name in rows:
         first.setdefault(name.split("/")[0], name)
     assert set(first) >= {
-        "decode", "prefill", "prefill-ragged", "verify-tree", "mla-decode", "ssd-decode", "delta-decode",
+        "decode", "prefill", "prefill-ragged", "verify-tree", "closed-decode", "mla-decode", "ssd-decode", "delta-decode",
         "page-scores", "selected-decode", "write", "copy-pages",
     }  # fmt: skip
     check_rates(measured({name: rows[name] for name in first.values()}))

@@ -18,7 +18,7 @@ from kvlab.lab.kernels.shapes import SHAPES
 
 pytest.importorskip("triton", reason="triton is for Linux only")
 
-WITH_PRODUCTS = ("decode", "prefill", "verify-tree", "mla-decode", "selected-decode")
+WITH_PRODUCTS = ("decode", "prefill", "verify-tree", "mla-decode", "selected-decode", "closed-decode")
 PLANTED = Path(__file__).parent / "planted.py"
 
 

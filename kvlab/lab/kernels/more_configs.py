@@ -10,10 +10,12 @@ from kvlab.lab.kernels.configs import PAGE, Config, batch_of, config_of, pages_o
 from kvlab.lab.kernels.cost import Cost, row_bytes
 from kvlab.lab.kernels.shapes import SHAPES
 from kvlab.lab.kernels.tensors import chosen, numbers, shuffled_table
+from kvlab.ops.attention import triton_grouped as closed
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.copy_pages.triton_ import copy_launch
 from kvlab.ops.gated_delta import triton_ as delta
+from kvlab.ops.grouped_views import GroupedViews
 from kvlab.ops.mla_attention import triton_ as mla
 from kvlab.ops.page_scores import triton_ as scores
 from kvlab.ops.selected_pages import triton_ as selected
@@ -21,8 +23,9 @@ from kvlab.ops.ssd import triton_ as ssd
 from kvlab.ops.triton_support import Launch
 from kvlab.ops.views import SegmentViews, part_views
 from kvlab.specs.formats import get_format
+from kvlab.specs.grouped import grouped
 from kvlab.specs.layout import page_layout
-from kvlab.specs.parts import MLALatent
+from kvlab.specs.parts import Attention, MLALatent
 
 B, CONTEXT, CHOSEN, COPIED = 8, 8192, 64, 64  # sequences, tokens of each, pages that a query chooses, pages copied
 MLA = HEADS, LATENT, ROPE = 128, 512, 64  # DeepSeek-V3
@@ -30,6 +33,34 @@ SSD = (80, 64, 1, 128)  # Mamba-2 2.7B: heads, values of a head, groups, values 
 DELTA = (32, 16, 128, 128)  # Qwen3-Next: value heads, key heads, values of a key and of a value
 LLAMA = SHAPES["llama-3-8b"]
 FP32 = torch.float32
+
+
+def closed_pages(fmt: str) -> tuple[GroupedViews, AttentionBatch]:
+    """Pools of closed groups and of the recent window, a group a page, and a step of decodes over them."""
+    part, window = grouped(Attention(LLAMA.kv_heads, LLAMA.dim, LLAMA.dim, get_format("bf16")), 0, get_format(fmt))
+    tokens = part.format.group_tokens
+    layouts, pages = (page_layout(part, 1), page_layout(window, tokens)), B * CONTEXT // tokens + 1
+    pools = [part_views(numbers(pages, one.page_bytes, dtype=torch.uint8), one) for one in layouts]
+    tables = [shuffled_table(B, CONTEXT // tokens) for _ in layouts]
+    batch = replace(batch_of(LLAMA), block_table=tables[1], closed=tables[0])
+    return GroupedViews(part, pools[0], pools[1]), batch
+
+
+def closed_decode(fmt: str) -> list[Launch]:
+    """Decode over closed groups, over the recent window, and the merge."""
+    views, batch = closed_pages(fmt)
+    query = numbers(B, LLAMA.heads, LLAMA.dim)
+    return closed.decode_launches(query, views, batch, Rules(LLAMA.dim**-0.5), torch.empty_like(query))
+
+
+def closed_cost(fmt: str) -> Cost:
+    """Codes and scales of the closed groups, the rest in bf16, tables, queries, results."""
+    part, _ = grouped(Attention(LLAMA.kv_heads, LLAMA.dim, LLAMA.dim, get_format("bf16")), 0, get_format(fmt))
+    groups = max(0, CONTEXT - part.format.recent) // part.format.group_tokens
+    recent = CONTEXT - groups * part.format.group_tokens
+    row = row_bytes(LLAMA.kv_heads, LLAMA.dim, LLAMA.dim, "bf16")
+    read = groups * (part.entry_bytes + 4) + recent * row + 2 * LLAMA.heads * LLAMA.dim
+    return Cost(B * read, B * 2 * LLAMA.heads * LLAMA.dim, 4 * B * LLAMA.heads * CONTEXT * LLAMA.dim)
 
 
 def latents(fmt: str) -> SegmentViews:
@@ -116,6 +147,10 @@ def more_configs() -> list[Config]:
     return [
         config_of("mla-decode/deepseek-v3/bf16", lambda: mla_decode("bf16"), mla_cost("bf16")),
         config_of("mla-decode/deepseek-v3/fp8_e4m3", lambda: mla_decode("fp8_e4m3"), mla_cost("fp8_e4m3")),
+        *(
+            config_of(f"closed-decode/llama-3-8b/{fmt}", lambda fmt=fmt: closed_decode(fmt), closed_cost(fmt))
+            for fmt in ("kivi4", "kivi2")
+        ),
         config_of("ssd-decode/mamba-2-2.7b/fp32", ssd_decode, state_cost(ssd_state, small[0], SSD[0] * SSD[1])),
         config_of("delta-decode/qwen3-next/fp32", delta_decode, state_cost(delta_state, small[1], DELTA[0] * DELTA[3])),
         config_of("page-scores/llama-3-8b/fp32", page_scores, bounds),

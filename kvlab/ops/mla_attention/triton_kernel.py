@@ -17,13 +17,13 @@ def mla_decode(
     p_inner, p_turned, p_latent, p_rope, p_table, p_len, p_out, p_lse,
     scale,
     s_inner_row, s_inner_head, s_turned_row, s_turned_head, s_latent_page, s_latent_token, s_rope_page, s_rope_token,
-    s_table, s_out_row, s_out_head, s_out_split, s_lse_row,
+    s_table, s_out_row, s_out_head, s_out_split, s_lse_row, s_lse_split,
     HEADS: tl.constexpr, BLOCK_H: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, R: tl.constexpr,
-    BLOCK_R: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_R: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr,
     SOFT_FP8: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Program (head block, split, sequence): weighted latents, p_out [B, H, C] or [B, SPLITS, H, C] with p_lse."""
-    _, i_seq, o_head, m_head, _, first, stop = place(p_len, HEADS, BLOCK_H, SPLIT, 0, 0)
+    """Program (head block, split, sequence): weighted latents, p_out [B, H, C] or [B, splits, H, C] with p_lse."""
+    _, i_seq, o_head, m_head, _, first, stop = place(p_len, None, HEADS, BLOCK_H, SPLIT, 0, 0)
     o_c, o_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
     b_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_H], tl.float32)
@@ -47,7 +47,7 @@ def mla_decode(
             b_score = tl.where(m_token[None, :], b_score * (scale * LOG2E), float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
             b_acc = b_acc * b_factor[:, None] + product(b_weight.to(COMPUTE), b_latent)
-    b_result = finish(b_acc, b_max, b_sum, p_lse, None, i_seq, o_head, m_head, s_lse_row, SPLITS)
+    b_result = finish(b_acc, b_max, b_sum, p_lse, None, i_seq, o_head, m_head, s_lse_row, s_lse_split, ALONE)
     o_out = i_seq * s_out_row + tl.program_id(1).to(tl.int64) * s_out_split + o_head * s_out_head
-    m_out = m_head[:, None] & (o_c < C)[None, :] & ((SPLITS == 1) | (first < stop))
+    m_out = m_head[:, None] & (o_c < C)[None, :] & (ALONE | (first < stop))
     tl.store(p_out + o_out[:, None] + o_c[None, :], b_result.to(p_out.dtype.element_ty), mask=m_out)
