@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _announce(engine, url: str, args: argparse.Namespace) -> None:
     """One line on stdout when `--json`, two for people on stderr otherwise."""
+    from kvlab.engine.sizing import longest_sequence
+
     name = args.served_name or engine.model.name
     if args.json:
         facts = {
@@ -60,7 +62,7 @@ def _announce(engine, url: str, args: argparse.Namespace) -> None:
             "kv_bytes": engine.kv.allocated_bytes,
             "num_blocks": list(engine.num_blocks),
         }
-        print(json.dumps(facts | {"max_model_len": engine.limits.max_model_len}), flush=True)
+        print(json.dumps(facts | {"max_model_len": longest_sequence(engine)}), flush=True)
         return
     print(f"kvlab: {engine.describe()}", file=sys.stderr)
     print(f"kvlab: {name} at {url}/v1, numbers at {url}/metrics; Ctrl-C ends it", file=sys.stderr, flush=True)

@@ -94,9 +94,20 @@ def describe(engine: Engine) -> str:
     limits = engine.limits
     return (
         f"KV pool {human_bytes(engine.kv.allocated_bytes)} on {engine.model.decoder.device}: {pages}; "
-        f"at most {limits.max_num_seqs} sequences of {limits.max_model_len:,} tokens, "
+        f"at most {limits.max_num_seqs} sequences of {longest_sequence(engine):,} tokens, "
         f"{limits.max_batched_tokens:,} tokens a step"
     )
+
+
+def longest_sequence(engine: Engine) -> int:
+    """Tokens of the longest request that the engine takes: the model's limit, or what an empty pool holds."""
+    low, high = 1, engine.limits.max_model_len
+    if not engine.cache.too_long(high - 1):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if engine.cache.too_long(middle - 1) else (middle, high)
+    return low
 
 
 def blocks_for_bytes(layout: PoolLayout, kv_bytes: int, sequences: Sequences) -> tuple[int, ...]:

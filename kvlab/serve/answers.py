@@ -65,11 +65,11 @@ class Answer:
         """The complete answer.
 
         Raises:
-            Rejection: 500, a completion ended in an error.
+            Rejection: 500, a completion ended in an error; 503, it was ended with the server.
         """
         async for _, choice in self.run(flow):
             if choice.error and choice.finish_reason in ("error", "abort"):
-                raise Rejection(500, choice.error, "engine_error")
+                raise failed(choice)
         choices = [self._choice(i, choice) for i, choice in enumerate(self.choices)]
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, "usage": self.usage}
@@ -82,7 +82,7 @@ class Answer:
                 yield _event(self._chunk([self._delta(i, {"role": "assistant", "content": ""})]) | usage)
         async for index, choice in self.run(flow):
             if choice.error and choice.finish_reason in ("error", "abort"):
-                yield _event(Rejection(500, choice.error, "engine_error").body)
+                yield _event(failed(choice).body)
                 return
             if choice.fresh or choice.finish_reason or (self.call.return_token_ids and choice.fresh_ids):
                 yield _event(self._chunk([self._piece(index, choice)]) | usage)
@@ -125,6 +125,11 @@ class Answer:
         text = choice.text.text
         said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         return {"index": index, **said, "logprobs": None, "finish_reason": choice.finish_reason} | ids
+
+
+def failed(choice: Choice) -> Rejection:
+    """What a caller is told whose completion ended in an error, or with the server."""
+    return Rejection(500 if choice.finish_reason == "error" else 503, choice.error, "engine_error")
 
 
 def _event(data: dict[str, Any]) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from kvlab.engine import Engine
 from kvlab.engine.prompts import prompt_ids
+from kvlab.engine.sizing import longest_sequence
 from kvlab.serve.answers import Answer, Choice
 from kvlab.serve.limits import BodyLimit, Rejection, ServerLimits, invalid, too_long
 from kvlab.serve.loop import EngineLoop, Flow, Job
@@ -125,6 +127,9 @@ class FlowResponse(StreamingResponse):
         """Sends the events; a client that left, a stop string and a shutdown all close the flow."""
         try:
             await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            # the server ends, and the client has not read what was sent
+            pass
         finally:
             self._flow.close()
 
@@ -148,17 +153,6 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-def longest_sequence(engine: Engine) -> int:
-    """Tokens of the longest request that the engine takes: the model's limit, or what an empty pool holds."""
-    low, high = 1, engine.limits.max_model_len
-    if not engine.cache.too_long(high - 1):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if engine.cache.too_long(middle - 1) else (middle, high)
-    return low
-
-
 def create_app(engine: Engine, limits: ServerLimits | None = None, name: str = "") -> FastAPI:
     """The application over `engine`; its thread starts and ends with the application."""
     service = Service(engine, limits, name)
@@ -172,21 +166,40 @@ def create_app(engine: Engine, limits: ServerLimits | None = None, name: str = "
     app = FastAPI(title="kvlab", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
     app.add_middleware(BodyLimit, max_bytes=service.limits.max_body_bytes)
-    _add_errors(app, service)
+    _add_errors(app)
     _add_routes(app, service)
     return app
 
 
-def _add_errors(app: FastAPI, service: Service) -> None:
-    @app.exception_handler(Rejection)
-    async def rejected(request: Request, error: Rejection) -> JSONResponse:
-        return JSONResponse(error.body, error.status, error.headers)
+def _add_errors(app: FastAPI) -> None:
+    """Whatever goes wrong, before a route is found, in it or behind it, is told in OpenAI's shape."""
 
-    @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse(invalid(f"{place or 'body'}: {first['msg']}", place or None).body, 400)
+    async def told(request: Request, error: Exception) -> JSONResponse:
+        why = rejection_of(request, error)
+        return JSONResponse(why.body, why.status, why.headers)
+
+    for kind in (Rejection, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, told)
+
+
+def rejection_of(request: Request, error: Exception) -> Rejection:
+    """What a client is told of `error`."""
+    if isinstance(error, Rejection):
+        return error
+    if isinstance(error, HTTPException):
+        what = {404: "no such address", 405: f"the address does not take {request.method}"}
+        message = f"{request.url.path}: {what.get(error.status_code, error.detail)}"
+        return Rejection(error.status_code, message, headers=error.headers)
+    if not isinstance(error, RequestValidationError):
+        return Rejection(500, "the server failed at this call", "internal_error")
+    kind = request.headers.get("content-type", "")
+    if "json" not in kind:
+        return Rejection(415, f"content-type {kind!r}: must be application/json", "unsupported_media_type")
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return invalid(f"body: is no JSON ({first.get('ctx', {}).get('error', first['msg'])})")
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    return invalid(f"{place or 'body'}: {first['msg']}", place or None)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:

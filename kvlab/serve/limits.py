@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +39,14 @@ class ServerLimits:
 class Rejection(Exception):
     """A call that gets no answer: its HTTP status, OpenAI's error type and code, and the reason for people."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
+        # 429 says when to come again, 405 what there is
+        self.headers = dict(headers or ({"Retry-After": "1"} if status == 429 else {}))
 
     @property
     def body(self) -> dict[str, Any]:
@@ -48,11 +54,6 @@ class Rejection(Exception):
         kinds = {404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """429 says when to come again."""
-        return {"Retry-After": "1"} if self.status == 429 else {}
 
 
 def too_long(message: str) -> Rejection:

@@ -159,6 +159,10 @@ class EngineLoop:
             if self._thread.is_alive():
                 raise RuntimeError(f"the engine's thread did not end within {timeout} s")
 
+    def drop(self, reason: str) -> None:
+        """Ends every completion under way; whoever waits for it is told the reason."""
+        self.call(lambda: self._drop_live(reason))
+
     def submit(self, jobs: Sequence[Job]) -> Flow:
         """The flow of `jobs`' tokens; called inside an asyncio loop.
 
@@ -271,7 +275,9 @@ class EngineLoop:
         with self._lock:
             self._stopping = True
         self._take_calls(wait=False)
-        error = f"the engine has stopped ({self.failure or 'shutdown'})"
+        self._drop_live(f"the engine has stopped ({self.failure or 'shutdown'})")
+
+    def _drop_live(self, error: str) -> None:
         for request_id, live in list(self._live.items()):
             if self.failure is None:
                 self.engine.abort(request_id)

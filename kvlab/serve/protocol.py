@@ -144,6 +144,12 @@ class ChatCall(Call):
     messages: list[Message]
     max_completion_tokens: int | None = None
 
+    def check(self, served: tuple[str, ...]) -> None:
+        """As `Call.check`; a conversation has a message."""
+        super().check(served)
+        if not self.messages:
+            raise invalid("messages: must hold at least one message", "messages")
+
     @property
     def limit(self) -> int | None:
         """None lets the answer grow until the model's length."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import uvicorn
@@ -41,12 +44,37 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _server(engine: Engine, limits: ServerLimits, name: str) -> uvicorn.Server:
+CANCEL_S = 5
+"""Seconds that a client has to read the end of its answer, before its connection is cut."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which ends quietly: answers that outlast the drain are told so, and the signal that ended the server
+    is not raised again behind it."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes no new calls; answers under way get the drain's seconds."""
+        service: Service = self.config.app.state.service  # type: ignore[union-attr]
+        end = asyncio.get_running_loop().call_later(
+            service.limits.drain_s, service.loop.drop, "the server is shutting down"
+        )
+        await super().shutdown(sockets)
+        end.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Within: SIGINT and SIGTERM ask the server to end."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+
+def _server(engine: Engine, limits: ServerLimits, name: str) -> Server:
     config = uvicorn.Config(
         create_app(engine, limits, name), log_level="warning", access_log=False, lifespan="on",
-        timeout_graceful_shutdown=max(1, round(limits.drain_s)), server_header=False,
+        timeout_graceful_shutdown=round(limits.drain_s) + CANCEL_S, server_header=False,
     )  # fmt: skip
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 def serve(engine: Engine, sock: socket.socket, limits: ServerLimits | None = None, name: str = "") -> None:

@@ -276,7 +276,7 @@ def test_client_that_leaves_a_whole_answer_gives_its_pages_back():
 
 def test_shutdown_lets_answers_finish_and_takes_no_new_ones():
     engine = slowed(speaking.engine(), 0.005)
-    server = ServerThread(engine, ServerLimits(drain_s=10)).start()
+    server = ServerThread(engine, ServerLimits(drain_s=120)).start()
     client = client_of(server)
     ask = {"model": "tiny", "prompt": "w5", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
     stream = iter(client.completions.create(**ask, stream=True))

@@ -1,0 +1,125 @@
+"""Whatever a client does wrong, the answer is a status, JSON, and an error in OpenAI's shape that says what."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from urllib.parse import urlsplit
+
+import pytest
+import speaking
+from test_cli_serve import directory, environment  # noqa: F401
+
+from kvlab.engine.sizing import longest_sequence
+from kvlab.serve.limits import ServerLimits
+from kvlab.serve.server import ServerThread
+
+JSON = "application/json"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+GOOD = '{"prompt": "w5", "max_tokens": 1'
+CALLS = [
+    # method, path, content type, body, status, what the message says
+    ("GET", "/nowhere", None, None, 404, "/nowhere: no such address"),
+    ("POST", "/v1/embeddings", JSON, "{}", 404, "/v1/embeddings: no such address"),
+    ("GET", COMPLETIONS, None, None, 405, "does not take GET"),
+    ("DELETE", "/v1/models", None, None, 405, "does not take DELETE"),
+    ("POST", COMPLETIONS, JSON, "{bad", 400, "body: is no JSON"),
+    ("POST", COMPLETIONS, JSON, "", 400, "body"),
+    ("POST", COMPLETIONS, JSON, "[1]", 400, "body"),
+    ("POST", COMPLETIONS, JSON, b'{"prompt": "\xff"}', 400, "body"),
+    ("POST", COMPLETIONS, JSON, "[" * 15_000, 400, "body"),
+    ("POST", COMPLETIONS, "text/plain", GOOD + "}", 415, "content-type 'text/plain': must be application/json"),
+    ("POST", CHAT, "application/x-www-form-urlencoded", "a=b", 415, "must be application/json"),
+    ("POST", COMPLETIONS, JSON, "{}", 400, "prompt: "),
+    ("POST", COMPLETIONS, JSON, '{"prompt": null}', 400, "prompt"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "temperature": NaN}', 400, "temperature nan"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "temperature": 1e999}', 400, "temperature inf"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "seed": 1e30}', 400, "seed"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "n": 1000000000}', 413, "completions in one call"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "stop": 5}', 400, "stop"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "logprobs": 1}', 400, "logprobs: is not supported"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "model": "huge"}', 404, "model 'huge'"),
+    ("POST", CHAT, JSON, '{"messages": []}', 400, "messages: must hold at least one message"),
+    ("POST", CHAT, JSON, '{"messages": [{"role": "user", "content": 5}]}', 400, "messages"),
+    ("POST", CHAT, JSON, '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "messages"),
+    ("POST", COMPLETIONS, JSON, " " * 30_000, 413, "body: must be at most 20000 bytes"),
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVLAB_OPS", "reference")
+        with ServerThread(speaking.engine(num_blocks=20), ServerLimits(max_body_bytes=20_000, drain_s=5)) as thread:
+            yield thread
+
+
+def send(server, method: str, path: str, kind: str | None, body) -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    connection.request(method, path, body, {"Content-Type": kind} if kind else {})
+    answer = connection.getresponse()
+    return answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+
+
+@pytest.mark.parametrize(("method", "path", "kind", "body", "status", "says"), CALLS)
+def test_every_error_has_openais_shape(server, method, path, kind, body, status, says):
+    found, raw, headers = send(server, method, path, kind, body)
+    assert (found, headers["content-type"]) == (status, JSON)
+    error = json.loads(raw)["error"]
+    assert set(error) == {"message", "type", "param", "code"} and says in error["message"]
+    assert ("allow" in headers) == (status == 405)
+    # and the server goes on
+    assert send(server, "POST", COMPLETIONS, JSON, GOOD + "}")[0] == 200
+
+
+def test_a_fault_of_the_servers_own_has_it_too(server, monkeypatch):
+    monkeypatch.setattr(server.service, "jobs", lambda *_: 1 / 0)
+    status, raw, _ = send(server, "POST", COMPLETIONS, JSON, GOOD + "}")
+    assert status == 500 and json.loads(raw)["error"]["type"] == "server_error" and b"Traceback" not in raw
+
+
+def test_the_announced_length_is_what_a_request_may_use(server):
+    """A pool smaller than the model: models, chat's own limit, the line at the start and the refusal say one number."""
+    longest = longest_sequence(server.service.engine)
+    assert longest == 19 * 4 + 1 < server.service.engine.limits.max_model_len
+    (row,) = json.loads(send(server, "GET", "/v1/models", None, None)[1])["data"]
+    assert row["max_model_len"] == longest and f"sequences of {longest} tokens" in server.service.engine.describe()
+
+    def ask(tokens: int) -> int:
+        body = {"prompt": [5] * (longest - tokens), "max_tokens": tokens, "ignore_eos": True}
+        return send(server, "POST", COMPLETIONS, JSON, json.dumps(body))[0]
+
+    assert [ask(1), ask(40)] == [200, 200]
+    body = {"prompt": [5] * (longest - 1), "max_tokens": 2, "ignore_eos": True}
+    assert send(server, "POST", COMPLETIONS, JSON, json.dumps(body))[0] == 413
+
+
+def test_ctrl_c_ends_the_process_quietly_and_tells_who_waits(directory):  # noqa: F811
+    command = [sys.executable, "-m", "kvlab", "serve", "--model", str(directory), "--port", "0", "--json",
+               "--num-blocks", "33", "--drain", "0"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    lines: list[bytes] = []
+    try:
+        facts = json.loads(process.stdout.readline())
+        assert facts["max_model_len"] == 32 * 16 + 1 or facts["max_model_len"] == 256
+        body = json.dumps({"prompt": [5, 6], "max_tokens": 250, "ignore_eos": True, "stream": True}).encode()
+        ask = urllib.request.Request(f"{facts['url']}/v1/completions", body, {"Content-Type": JSON})
+        answer = urllib.request.urlopen(ask, timeout=60)
+        reader = threading.Thread(target=lambda: lines.extend(answer))
+        reader.start()
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        reader.join(10)
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.communicate()
+    last = [line for line in lines if line.strip()][-1]
+    assert last == b"data: [DONE]\n" or b"the server is shutting down" in last
