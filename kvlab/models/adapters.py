@@ -1,4 +1,7 @@
-"""Low-rank adapters (LoRA): a small change of the query and value projections, chosen for each request.
+"""Low-rank adapters (LoRA): small changes of a model's projections, chosen for each request.
+
+A change belongs to a tensor of the checkpoint. Where it lies in what the model multiplies with, alone or as rows of a
+fused matrix, its storage tells; the product of those rows is changed, before whatever follows it.
 
 Source: Hu et al., LoRA, arXiv 2106.09685; file format of PEFT (`adapter_model.safetensors`, `adapter_config.json`).
 """
@@ -8,30 +11,58 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kvlab.models.rope import rotate
+from kvlab.ops.linear import changed
 
-_NAME = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:self_attn\.)?(q_proj|v_proj)\.lora_([AB])(?:\.\w+)?\.weight$")
+_NAME = re.compile(r"(?:^|\.)(layers\.\d+\.[\w.]+?)\.lora_([AB])(?:\.\w+)?\.weight$")
+PROJECTIONS = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
+    "in_proj", "out_proj", "x_proj", "in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "in_proj_a", "in_proj_b",
+)  # fmt: skip
+"""What can be changed: the last names of tensors that layers multiply with as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The change x -> B A x of one tensor; its scale is inside B.
+
+    Attributes:
+        name: of the tensor, within the model. target: the tensor, rows of what the model multiplies with.
+    """
+
+    name: str
+    target: Tensor
+    a: Tensor
+    b: Tensor
+
+    def first_row(self, weight: Tensor) -> int | None:
+        """The row of `weight` [N, K] at which the tensor begins; None when it lies elsewhere."""
+        if weight.dim() != 2 or weight.shape[1] != self.a.shape[1]:
+            return None
+        offset = self.target.storage_offset() - weight.storage_offset()
+        return offset // weight.shape[1] if 0 <= offset < weight.numel() else None
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """The change x -> scale * B A x of some layers' projections.
+    """Changes of some layers' projections.
 
     Attributes:
         name: what people call it. digest: sha256 of its tensors and scale, as hex: the same name may get new weights.
-        pairs: (layer, "q_proj" or "v_proj") -> (A [r, hidden], B [rows, r]), the scale inside B.
+        pairs: the changes, by the address of the storage that the changed tensor lies in.
     """
 
     name: str
     digest: str
-    pairs: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
+    pairs: Mapping[int, Sequence[Pair]]
 
     @property
     def key(self) -> str:
@@ -46,29 +77,28 @@ def make_adapter(name: str, tensors: Mapping[str, Tensor], decoder, alpha: float
         alpha: the change is scaled by alpha / r; None is r, no scaling.
 
     Raises:
-        ValueError: a layer that the model lacks or that cannot be changed, shapes that do not fit, A without B.
+        ValueError: a tensor that the model lacks or that cannot be changed, shapes that do not fit, A without B.
     """
-    sizes = _sizes(decoder)
-    found: dict[tuple[int, str], dict[str, Tensor]] = {}
+    found: dict[str, dict[str, Tensor]] = {}
     digest = hashlib.sha256(repr(alpha).encode())
     for key in sorted(tensors):
         match = _NAME.search(key)
         if match is None:
-            raise ValueError(f"adapter {name!r}: tensor {key!r} is no A or B of a q_proj or v_proj")
-        found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensors[key]
+            raise ValueError(f"adapter {name!r}: tensor {key!r} is no A or B of a layer's projection")
+        found.setdefault(match[1], {})[match[2]] = tensors[key]
         digest.update(key.encode() + tensors[key].contiguous().view(torch.uint8).numpy().tobytes())
-    pairs = {}
+    pairs: dict[int, list[Pair]] = {}
     for place, both in found.items():
-        if place not in sizes:
-            raise ValueError(f"adapter {name!r}: the model has no {place[1]} in layer {place[0]}")
+        target = _target(name, place, decoder)
         if both.keys() != {"A", "B"}:
-            raise ValueError(f"adapter {name!r}: layer {place[0]}, {place[1]} needs both A and B")
+            raise ValueError(f"adapter {name!r}: {place} needs both A and B")
         a, b = both["A"].to(decoder.device, decoder.dtype), both["B"].to(decoder.device, decoder.dtype)
         rank = len(a)
-        if a.shape != (rank, sizes[place][1]) or b.shape != (sizes[place][0], rank):
+        if a.shape != (rank, target.shape[1]) or b.shape != (target.shape[0], rank):
             shapes = f"A {tuple(a.shape)}, B {tuple(b.shape)}"
-            raise ValueError(f"adapter {name!r}: layer {place[0]}, {place[1]} has {shapes}, the weight {sizes[place]}")
-        pairs[place] = (a, b * ((rank if alpha is None else alpha) / rank))
+            raise ValueError(f"adapter {name!r}: {place} has {shapes}, the weight {tuple(target.shape)}")
+        pair = Pair(place, target, a, b * ((rank if alpha is None else alpha) / rank))
+        pairs.setdefault(_storage(target), []).append(pair)
     return Adapter(name, digest.hexdigest(), pairs)
 
 
@@ -87,41 +117,50 @@ def read_adapter(name: str, path: str | Path, decoder) -> Adapter:
     return make_adapter(name, load_file(str(path)), decoder, alpha)
 
 
-def _sizes(decoder) -> dict[tuple[int, str], tuple[int, int]]:
-    """The shapes of the projections that can be changed."""
-    found = {}
-    for i, layer in enumerate(decoder.layers):
-        qkv = getattr(layer, "qkv", None)
-        # a norm between projection and rotation is not linear: the change could not be added behind it
-        if type(layer).__name__ != "PlainLayer" or qkv.q_norm is not None:
-            raise ValueError("adapters: need a model of plain layers without norms of queries and keys")
-        rows = {"q_proj": qkv.num_heads, "v_proj": qkv.num_kv_heads}
-        found |= {(i, name): (heads * qkv.head_dim, qkv.weight.shape[1]) for name, heads in rows.items()}
-    return found
+def _target(name: str, place: str, decoder) -> Tensor:
+    """The tensor of the model that a change is of."""
+    if ".experts." in place:
+        raise ValueError(f"adapter {name!r}: {place} is of an expert; mixtures of experts cannot be changed")
+    if place.rpartition(".")[2] not in PROJECTIONS:
+        raise ValueError(f"adapter {name!r}: {place} must be one of {', '.join(PROJECTIONS)}")
+    target = decoder.weights.named.get(f"model.{place}.weight")
+    if target is None or target.dim() != 2:
+        raise ValueError(f"adapter {name!r}: the model has no projection {place}")
+    return target
 
 
-@dataclass(frozen=True)
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 class Deltas:
     """The adapters of a step, each with its rows, int64."""
 
-    rows: Sequence[tuple[Adapter, Tensor]]
+    def __init__(self, rows: Sequence[tuple[Adapter, Tensor]]) -> None:
+        self.rows = rows
+        self._made: set[Pair] = set()
 
-    def add(self, layer: int, x: Tensor, query: Tensor, value: Tensor, angles: tuple[Tensor, Tensor]) -> None:
-        """Adds each adapter's change to its rows of `query` [T, Hq, D], rotated, and `value` [T, Hkv, D].
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """While it lasts, products of the adapters' rows are changed.
 
-        Rotation is linear, so what is added behind it is what a changed weight would have given before it.
-
-        Args:
-            x: [T, hidden], what the projections read.
-            angles: cosines and sines [T, D / 2].
+        Raises:
+            ValueError: afterwards, when the model never multiplied with a tensor that is to be changed.
         """
+        with changed(self._change):
+            yield
+        for adapter, _ in self.rows:
+            for pair in (pair for pairs in adapter.pairs.values() for pair in pairs):
+                if pair not in self._made:
+                    raise ValueError(f"adapter {adapter.name!r}: {pair.name} is not multiplied with as it is")
+
+    def _change(self, x: Tensor, weight: Tensor, product: Tensor) -> None:
+        """Adds each adapter's change to its rows of `product` [T, N], of `x` [T, K] with `weight` [N, K]."""
+        storage = _storage(weight)
         for adapter, rows in self.rows:
-            own = x.index_select(0, rows)
-            for name, target in (("q_proj", query), ("v_proj", value)):
-                pair = adapter.pairs.get((layer, name))
-                if pair is None:
-                    continue
-                change = (own @ pair[0].T @ pair[1].T).unflatten(-1, target.shape[1:])
-                if name == "q_proj":
-                    change = rotate(change, *(table.index_select(0, rows) for table in angles), False)
-                target.index_add_(0, rows, change)
+            for pair in adapter.pairs.get(storage, ()):
+                first = pair.first_row(weight)
+                if first is not None:
+                    self._made.add(pair)
+                    change = x.index_select(0, rows) @ pair.a.T @ pair.b.T
+                    product[:, first : first + change.shape[1]].index_add_(0, rows, change)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -96,8 +97,9 @@ class Decoder:
         stream = self._embed(input_ids, step)
         if self.stem is not None:
             stream = self.stem.enter(stream, step)
-        for layer in [self._plain] if self._plain is not None else self.layers:
-            stream = layer(stream, step)
+        with nullcontext() if deltas is None else deltas.active():
+            for layer in [self._plain] if self._plain is not None else self.layers:
+                stream = layer(stream, step)
         return stream if self.stem is None else self.stem.leave(stream, step)
 
     @torch.inference_mode()

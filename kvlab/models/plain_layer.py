@@ -6,10 +6,12 @@ At one row each call counts, so norm and projections are one operation, and so i
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvlab.models.facts import AttentionFacts, LayerFacts, MLPFacts, NormFacts
 from kvlab.models.modules.base import Place, StepContext
+from kvlab.models.rope import rotate
 from kvlab.models.weights import Scope
 from kvlab.ops.attention import paged_attention
 from kvlab.ops.linear import linear
@@ -78,13 +80,28 @@ class PlainLayer:
         assert f.rope is not None, "a plain layer rotates"
         views, batch = step.part(self.place)
         angles = step.angles(f.rope, f.key_dim)
-        query, key, value = qkv(stream, self.qkv, *angles, _rows(step))
-        if step.deltas is not None:
-            step.deltas.add(self.place.layer, rms_norm(stream, self.qkv.norm, self.eps), query, value, angles)
+        # adapters change single products: what is fused then runs one product after the other
+        open_ = step.deltas is not None
+        query, key, value = self._project(stream, *angles) if open_ else qkv(stream, self.qkv, *angles, _rows(step))
         write_kv(key, value, views, batch.slot_mapping)
         seen = paged_attention(query, views, batch, scale=f.scale, window=f.window, softcap=f.softcap)
         stream = linear(seen.reshape(len(seen), -1), self.out, self.out_bias, residual=stream)
-        return mlp(stream, self.mlp)
+        return self._feed(stream) if open_ else mlp(stream, self.mlp)
+
+    def _project(self, stream: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `qkv` gives, by products of their own."""
+        w = self.qkv
+        rows = linear(rms_norm(stream, w.norm, self.eps), w.weight, w.bias).unflatten(-1, (-1, w.head_dim))
+        query, key, value = (x.contiguous() for x in rows.split((w.num_heads, w.num_kv_heads, w.num_kv_heads), dim=1))
+        if w.q_norm is not None and w.k_norm is not None:
+            query, key = rms_norm(query, w.q_norm, self.eps), rms_norm(key, w.k_norm, self.eps)
+        return rotate(query, cos, sin, False), rotate(key, cos, sin, False), value
+
+    def _feed(self, stream: Tensor) -> Tensor:
+        """What `mlp` gives, by products of their own."""
+        w = self.mlp
+        gate, up = linear(rms_norm(stream, w.norm, self.eps), w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
+        return linear(F.silu(gate) * up, w.down, w.down_bias, residual=stream)
 
 
 def _rows(step: StepContext) -> Tensor:

@@ -4,11 +4,15 @@ import json
 
 import pytest
 import torch
+from kinds import kind
 from safetensors.torch import save_file
 
 from kvlab.cache import PrefixOptions
 from kvlab.cache.prefix import DESIGNS
 from kvlab.engine import Engine, SamplingParams
+from kvlab.models.adapters import PROJECTIONS
+from kvlab.models.reference import reference_forward
+from kvlab.plan.policies import default_block_size
 
 PROMPT, PARAMS = [(7 * i + 3) % 61 for i in range(19)], SamplingParams(8)
 HIDDEN, ROWS = 24, {"q_proj": 24, "v_proj": 12}
@@ -91,10 +95,13 @@ def test_a_directory_as_peft_writes_it_has_its_scale(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
-    [({"model.layers.0.mlp.lora_A.weight": torch.zeros(1)}, "no A or B"),
-     ({"layers.9.q_proj.lora_A.weight": torch.zeros(1, HIDDEN)}, "no q_proj in layer 9"),
-     ({"layers.0.q_proj.lora_A.weight": torch.zeros(1, HIDDEN)}, "both A and B"),
-     ({"layers.0.q_proj.lora_A.weight": torch.zeros(1, 5), "layers.0.q_proj.lora_B.weight": torch.zeros(24, 1)}, "A \\(1, 5")],
+    [({"model.layers.0.mlp.lora_A.weight": torch.zeros(1)}, "mlp must be one of q_proj"),
+     ({"model.norm.lora_A.weight": torch.zeros(1)}, "no A or B"),
+     ({"layers.9.self_attn.q_proj.lora_A.weight": torch.zeros(1, HIDDEN)}, "no projection layers.9.self_attn.q_proj"),
+     ({"layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(1, HIDDEN)}, "both A and B"),
+     ({"layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(1, 5),
+       "layers.0.self_attn.q_proj.lora_B.weight": torch.zeros(24, 1)}, "A \\(1, 5"),
+     ({"layers.0.mlp.experts.3.up_proj.lora_A.weight": torch.zeros(1, 5)}, "mixtures of experts cannot")],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(tiny, changed, reason):
     engine = Engine(tiny("full").model(), num_blocks=9)
@@ -105,8 +112,56 @@ def test_what_does_not_fit_is_refused(tiny, changed, reason):
     assert not engine.scheduler.has_work
 
 
-def test_a_model_with_norms_of_its_queries_says_so():
-    from kinds import kind
+def every_projection(model, seed):
+    """An adapter of rank 2 for every tensor of the model that one can change, and all weights with it in them."""
+    rng, found, weights = torch.Generator().manual_seed(seed), {}, dict(model.decoder.weights.named)
+    for name, weight in model.decoder.weights.named.items():
+        place = name.removesuffix(".weight")
+        if ".layers." in name and place.rpartition(".")[2] in PROJECTIONS and weight.dim() == 2:
+            a, b = (torch.randn(n, rng_n, generator=rng, dtype=torch.float64) for n, rng_n in
+                    ((2, weight.shape[1]), (weight.shape[0], 2)))  # fmt: skip
+            b *= 0.3 * float(weight.std())
+            found |= {f"base_model.{place}.lora_A.weight": a, f"base_model.{place}.lora_B.weight": b}
+            weights[name] = weight + b @ a
+    return found, weights
 
-    with pytest.raises(ValueError, match="plain layers"):
-        Engine(kind("windows").model, num_blocks=9).adapters.add("a", {})
+
+EVERY = ["full", "windows", "chunks", "latent", "indexed", "delta", "kda", "parallel", "states", "hybrid", "convolutions",
+         "neighbours"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_projection_of_every_kind_of_layer(name):
+    """Beside the model itself in one batch, and again from cached pages, which nobody shares."""
+    design = DESIGNS[EVERY.index(name) % 2]
+    one = kind(name)
+    own, weights = every_projection(one.model, 5)
+    prompt, params = [(7 * i + 3) % one.vocab for i in range(20)], SamplingParams(4, ignore_eos=True)
+    wanted = [prompt[:], prompt[:]]
+    for _ in range(params.max_tokens):
+        for ids, used in zip(wanted, (weights, one.model.decoder.weights.named), strict=True):
+            with torch.inference_mode():
+                ids.append(int(reference_forward(one.model.config, used, torch.tensor(ids))[-1].argmax()))
+    size = default_block_size(one.model.spec, 3)
+    engine = Engine(one.model, num_blocks=60, block_size=size, check=True, prefix=PrefixOptions(design))
+    keys = [engine.adapters.add("a", own), ""]
+    for hits in (0, 2 * (19 // engine.cache.prefix.unit * engine.cache.prefix.unit)):
+        ids = [engine.add_request(prompt, params, adapter=key) for key in keys]
+        requests = [engine.requests[i] for i in ids]
+        while engine.scheduler.has_work:
+            engine.step()
+        assert [request.tokens.tolist() for request in requests] == wanted
+        assert engine.cache.prefix.counters.hits == hits
+    assert wanted[0] != wanted[1]
+
+
+def test_a_projection_that_the_model_multiplies_with_otherwise_is_told():
+    """Gemma 3n's feed-forward part is an operation of its own: the change would be lost without a word."""
+    one = kind("shared")
+    engine = Engine(one.model, num_blocks=60, block_size=default_block_size(one.model.spec, 3))
+    place = "layers.0.mlp.down_proj"
+    rows, columns = one.model.decoder.weights.named[f"model.{place}.weight"].shape
+    own = {f"{place}.lora_A.weight": torch.ones(1, columns), f"{place}.lora_B.weight": torch.ones(rows, 1)}
+    engine.add_request([1, 2, 3], PARAMS, adapter=engine.adapters.add("a", own))
+    with pytest.raises(ValueError, match=f"adapter 'a': {place} is not multiplied with as it is"):
+        engine.step()
