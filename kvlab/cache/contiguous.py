@@ -104,11 +104,6 @@ class SlotUse:
     gaps: int = 0
     short: int = 0
 
-    @property
-    def capacity(self) -> int:
-        """All slots."""
-        return self.used + self.later + self.never + self.gaps + self.short
-
 
 def slot_use(pool: ContiguousPool, now: dict[str, int], final: dict[str, int], next_size: int) -> SlotUse:
     """What the slots of `pool` are for.

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvlab.cache.kept import PageCopy
-from kvlab.specs.pages import table_pages
 
 if TYPE_CHECKING:
     from kvlab.cache.manager import KVCacheManager
@@ -60,20 +59,13 @@ class Drafts:
         The step computed them from `start` on: there the request goes on where a state has to be copied back, and at
         `verified` otherwise.
         """
-        self._trim(request_id, verified + 1)
+        # only wrong drafts had the pages behind
+        self.cache._cut(request_id, verified + 1)
         if verified == end or not self.cache._stale(end, verified):
             return verified, ()
         copies = self.copies(request_id, restore=True)
         assert copies, f"request {request_id}: no copy of its states from before its drafts"
         return start, copies
-
-    def _trim(self, request_id: str, tokens: int) -> None:
-        """Gives back the pages behind the first `tokens` tokens, which only wrong drafts had."""
-        cache = self.cache
-        for group, pool, table in zip(cache.groups, cache.pools, cache.tables[request_id], strict=True):
-            keep = table_pages(group.retention, group.block_size, tokens)
-            pool.free(table[keep:])
-            del table[keep:]
 
     def drop(self, request_id: str) -> int:
         """Pages given back by forgetting the copies of the request's states."""

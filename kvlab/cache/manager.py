@@ -193,10 +193,7 @@ class KVCacheManager(Sharing):
             return Restart(0)
         self.kept.drop_after(request_id, start)
         copies = self.kept.copies(request_id, start, tables, restore=True) if stale else ()
-        for group, pool, table in zip(self.groups, self.pools, tables, strict=True):
-            keep = table_pages(group.retention, group.block_size, start)
-            pool.free(table[keep:])
-            del table[keep:]
+        self._cut(request_id, start)
         self.computed[request_id] = start
         if self.prefix:
             self.prefix.retreat(request_id, start)
@@ -206,6 +203,13 @@ class KVCacheManager(Sharing):
                 return Restart(0)
             copies += own
         return Restart(start, copies)
+
+    def _cut(self, request_id: str, tokens: int) -> None:
+        """Gives back the pages behind the request's first `tokens` tokens."""
+        for group, pool, table in zip(self.groups, self.pools, self.tables[request_id], strict=True):
+            keep = table_pages(group.retention, group.block_size, tokens)
+            pool.free(table[keep:])
+            del table[keep:]
 
     def _restart(self, request_id: str, tokens: int, stale: str) -> int:
         """The longest length up to `tokens` from which the request can go on."""

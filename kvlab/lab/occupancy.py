@@ -89,8 +89,8 @@ class _Means:
     def result(self, thrown_away: int = 0) -> Occupancy:
         if not self.moments:
             raise ValueError("requests: too few, nobody ever waited behind one that had ended")
-        total = sum(use.capacity for use, _ in self.moments)
-        shares = {f: sum(getattr(use, f) for use, _ in self.moments) / total for f in SlotUse.__dataclass_fields__}
+        sums = {f: sum(getattr(use, f) for use, _ in self.moments) for f in SlotUse.__dataclass_fields__}
+        shares = {f: n / sum(sums.values()) for f, n in sums.items()}
         return Occupancy(shares, sum(n for _, n in self.moments) / len(self.moments), self.steps, thrown_away)
 
 
