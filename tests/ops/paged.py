@@ -143,3 +143,18 @@ def pairwise(options: dict[str, list], seed: int = 0) -> list[dict]:
         wanted -= {(i, picks[i], j, picks[j]) for i, j in itertools.combinations(range(len(names)), 2)}
         cases.append({n: options[n][i] for n, i in zip(names, picks, strict=True)})
     return cases
+
+
+def drawn(options: dict[str, list], every: tuple[str, ...]) -> list[dict]:
+    """A sample of the full product, always the same: a case for each combination of the options in `every`, the rest of it
+    drawn by a generator seeded with the case's number. For `make slow`, where all of the product would take weeks."""
+    cases = []
+    for number, picks in enumerate(itertools.product(*(options[name] for name in every))):
+        generator = torch.Generator().manual_seed(number)
+        case = {
+            name: values[int(torch.randint(len(values), (1,), generator=generator))] for name, values in options.items()
+        }
+        cases.append(case | dict(zip(every, picks, strict=True)))
+    for name, values in options.items():
+        assert all(any(case[name] == value for case in cases) for value in values), f"{name}: a value was never drawn"
+    return cases

@@ -54,12 +54,14 @@ def get_target(arch: str) -> Any:
 
 
 def compile_launch(launch: Launch, arch: str) -> Compiled:
-    """`launch` compiled for `arch`; Triton keeps the result in its cache."""
+    """`launch` compiled for `arch`, afresh: a result kept by Triton may name source lines that have since moved."""
     target = get_target(arch)
     types, constants, facts = launch.signature()
     source = ASTSource(launch.kernel, types, constants, facts)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    built = triton.compile(source, target=target, options=options)
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.always_compile = True
+        built = triton.compile(source, target=target, options=options)
     texts = {name: text for name, text in built.asm.items() if isinstance(text, str)}
     binary = built.asm["cubin" if target.backend == "cuda" else "hsaco"]
     return Compiled(launch, arch, texts, binary, built.metadata.shared, launch.num_warps, target.warp_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged import Paged, fill, oracle, pairwise
+from paged import Paged, drawn, fill, oracle, pairwise
 from tolerances import assert_close
 
 from kvlab.ops.attention import paged_attention, triton_
@@ -65,4 +65,11 @@ def check(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", pairwise(OPTIONS), ids=case_id)
 def test_every_two_options_together(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(case, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", drawn(OPTIONS, ("fmt", "dims", "block_size")), ids=case_id)
+def test_the_product(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Format, widths and page size decide which code of a kernel runs: all of their combinations."""
     check(case, monkeypatch)

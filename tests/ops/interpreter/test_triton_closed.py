@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from paged import pairwise, shuffled_table
+from paged import drawn, pairwise, shuffled_table
 from tolerances import assert_close
 
 from kvlab.ops.attention import paged_attention, triton_, triton_grouped
@@ -118,8 +118,18 @@ def check(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(str(case), oracle(query, closed, options), out, TOLERANCE[case["query"]])
 
 
-@pytest.mark.parametrize("case", pairwise(OPTIONS), ids=lambda c: "-".join(str(v).replace(" ", "") for v in c.values()))
+def case_id(case: dict) -> str:
+    return "-".join(str(v).replace(" ", "") for v in case.values())
+
+
+@pytest.mark.parametrize("case", pairwise(OPTIONS), ids=case_id)
 def test_every_two_options_together(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(case, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", drawn(OPTIONS, ("fmt", "dims", "entries", "recent")), ids=case_id)
+def test_the_product(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, monkeypatch)
 
 

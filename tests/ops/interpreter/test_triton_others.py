@@ -5,7 +5,7 @@ from __future__ import annotations
 import latent_pages
 import pytest
 import torch
-from paged import fill
+from paged import drawn, fill
 from stateful import poisoned, run_schedule
 from tolerances import assert_close
 
@@ -45,6 +45,29 @@ def test_absorbed_decode(widths, heads: int, fmt: str, split: int, monkeypatch: 
                                          paged.rows[:2])  # fmt: skip
         expected, out = latent_pages.oracle(query[:2], up, whole, 0.2), out[:2]
     assert_close("mla", expected, out[: len(expected)], "fp32")
+
+
+LATENTS = {
+    # widths of latents and their rotary parts, page size; 576/512 is DeepSeek's
+    "widths": [(512, 64, 16), (512, 64, 1), (48, 20, 7), (64, 32, 16)],
+    "fmt": ["fp32", "bf16", "fp16", "fp8_e4m3"],
+    "heads": [1, 5, 33],
+    "split": [512, 16],
+    "lens": [([1], [1]), ([1, 1, 1], [37, 1, 16]), ([1, 1, 3], [33, 16, 5])],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", drawn(LATENTS, ("widths", "fmt", "heads", "split")), ids=str)
+def test_the_product_of_absorbed_decodes(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths, heads, split = case["widths"], case["heads"], case["split"]
+    paged = latent_pages.fill(widths, case["lens"], 1, case["fmt"])
+    query = torch.randn(paged.batch.num_tokens, heads, 24 + widths[1])
+    up = torch.randn(heads, 24 + 12, widths[0]) * widths[0] ** -0.5
+    launches = mla.decode_launches
+    monkeypatch.setattr(mla, "decode_launches", lambda *args: launches(*args, split=split))
+    out = mla_attention(query, up, paged.views, paged.batch, scale=0.2)
+    assert_close("mla", latent_pages.oracle(query, up, paged, 0.2), out, "fp32")
 
 
 @pytest.mark.parametrize(("heads", "groups", "width", "size"), [(4, 2, 16, 8), (3, 1, 20, 12), (2, 2, 40, 16)])
