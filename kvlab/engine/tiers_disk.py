@@ -84,6 +84,8 @@ class DiskStore:
             return name in self._files
         unfinished = self.directory / f"{name.hex()}.{os.getpid()}{UNFINISHED}"
         try:
+            # somebody may have removed the directory
+            self.directory.mkdir(parents=True, exist_ok=True)
             self._write_file(unfinished, (header, text, payload))
             os.replace(unfinished, self._path(name))
             self.on_stage("renamed")

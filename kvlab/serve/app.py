@@ -50,11 +50,11 @@ class Service:
         count = len(prompts) * call.n
         if not prompts:
             raise invalid("prompt: must hold at least one prompt", "prompt")
-        if count > self.limits.max_choices:
-            message = f"{count} completions in one call: must be at most {self.limits.max_choices}"
+        places = self.engine.limits.max_num_seqs + self.limits.max_waiting
+        if count > (most := min(self.limits.max_choices, places)):
+            message = f"{count} completions in one call: must be at most {most}"
             raise Rejection(413, message, "too_many_choices", "n")
-        room = self.engine.limits.max_num_seqs + self.limits.max_waiting - self.loop.num_live
-        if count > room:
+        if count > places - self.loop.num_live:
             self.metrics.reject("capacity")
             raise Rejection(429, f"{self.loop.num_live} requests run or wait: the queue is full", "queue_full")
         extra = {"priority": call.priority, "salt": call.cache_salt}

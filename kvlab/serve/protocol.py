@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from kvlab.engine import SamplingParams
 from kvlab.serve.limits import Rejection, invalid
@@ -17,7 +17,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logprobs": (None, False), "top_logprobs": (None, 0), "echo": (None, False), "suffix": (None, ""),
     "best_of": (None, 1), "logit_bias": (None, {}), "presence_penalty": (None, 0), "frequency_penalty": (None, 0),
     "tools": (None, []), "tool_choice": (None, "none", "auto"), "functions": (None, []), "prompt_logprobs": (None,),
-    "response_format": (None, {"type": "text"}), "guided_json": (None,), "use_beam_search": (None, False),
+    "response_format": (None, {"type": "text"}), "use_beam_search": (None, False), "structured_outputs": (None,),
+    "guided_json": (None,), "guided_regex": (None,), "guided_choice": (None,), "guided_grammar": (None,),
+    # vLLM's
+    "min_tokens": (None, 0), "min_p": (None, 0), "repetition_penalty": (None, 1), "length_penalty": (None, 1),
+    "bad_words": (None, []), "allowed_token_ids": (None,), "logits_processors": (None, []), "prompt_embeds": (None,),
+    "include_stop_str_in_output": (None, False), "skip_special_tokens": (None, True),
+    "truncate_prompt_tokens": (None,), "chat_template": (None,), "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
 }  # fmt: skip
 
 
@@ -48,6 +55,12 @@ class Call(BaseModel):
     priority: int = 0
     cache_salt: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def nothing_said(cls, data: Any) -> Any:
+        """A null is as good as no field, as in OpenAI's interface."""
+        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+
     def check(self, served: tuple[str, ...]) -> None:
         """Refuses what this server would silently ignore.
 
@@ -55,7 +68,7 @@ class Call(BaseModel):
             Rejection: an unsupported field, a model that is not served, n below 1, an empty stop string.
         """
         for name, value in (self.model_extra or {}).items():
-            if name in UNSUPPORTED and value not in UNSUPPORTED[name]:
+            if name in UNSUPPORTED and not any(_same(value, plain) for plain in UNSUPPORTED[name]):
                 raise invalid(f"{name}: is not supported", name)
         if self.model and self.model not in served:
             raise Rejection(
@@ -98,6 +111,11 @@ class Call(BaseModel):
             raise invalid(str(error), str(error).split(" ", 1)[0]) from None
 
 
+def _same(value: Any, plain: Any) -> bool:
+    """Equal, and not only because False counts as 0."""
+    return value == plain and isinstance(value, bool) == isinstance(plain, bool)
+
+
 class CompletionCall(Call):
     """POST /v1/completions. A prompt is a text or token ids; a list holds several of one kind."""
 
@@ -129,12 +147,13 @@ class Message(BaseModel):
     """One message of a conversation."""
 
     role: str
-    content: str | list[TextPart] = ""
+    content: str | list[TextPart] | None = ""
 
     @property
     def plain(self) -> dict[str, str]:
         """As chat templates read it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        said = self.content or ""
+        text = said if isinstance(said, str) else "".join(part.text for part in said)
         return {"role": self.role, "content": text}
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,14 @@ def test_a_full_disk_leaves_no_trace(tmp_path, monkeypatch):
     assert list(disk.failures) == ["write: No space left on device"]
     monkeypatch.undo()
     assert disk.write(NAME, memoryview(PAYLOAD)) and read(disk) == PAYLOAD
+
+
+def test_a_directory_that_was_removed_comes_back_with_the_next_file(tmp_path):
+    disk = store(tmp_path / "below")
+    assert disk.write(NEXT, memoryview(PAYLOAD))
+    shutil.rmtree(tmp_path / "below")
+    assert read(disk, NEXT) is None and not disk.has(NEXT) and disk.used_bytes == 0
+    assert disk.write(NAME, memoryview(PAYLOAD)) and read(store(tmp_path / "below")) == PAYLOAD
 
 
 def test_the_cap_drops_the_least_recently_used(tmp_path):

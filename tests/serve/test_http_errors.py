@@ -44,6 +44,9 @@ CALLS = [
     ("POST", COMPLETIONS, JSON, GOOD + ', "n": 1000000000}', 413, "completions in one call"),
     ("POST", COMPLETIONS, JSON, GOOD + ', "stop": 5}', 400, "stop"),
     ("POST", COMPLETIONS, JSON, GOOD + ', "logprobs": 1}', 400, "logprobs: is not supported"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "logprobs": 0}', 400, "logprobs: is not supported"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "min_tokens": 1}', 400, "min_tokens: is not supported"),
+    ("POST", COMPLETIONS, JSON, GOOD + ', "n": 20}', 413, "20 completions in one call: must be at most 9"),
     ("POST", COMPLETIONS, JSON, GOOD + ', "model": "huge"}', 404, "model 'huge'"),
     ("POST", CHAT, JSON, '{"messages": []}', 400, "messages: must hold at least one message"),
     ("POST", CHAT, JSON, '{"messages": [{"role": "user", "content": 5}]}', 400, "messages"),
@@ -56,7 +59,7 @@ CALLS = [
 def server():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVLAB_OPS", "reference")
-        with ServerThread(speaking.engine(num_blocks=20), ServerLimits(max_body_bytes=20_000, drain_s=5)) as thread:
+        with ServerThread(speaking.engine(num_blocks=20), ServerLimits(5, max_body_bytes=20_000, drain_s=5)) as thread:
             yield thread
 
 
@@ -76,6 +79,17 @@ def test_every_error_has_openais_shape(server, method, path, kind, body, status,
     assert ("allow" in headers) == (status == 405)
     # and the server goes on
     assert send(server, "POST", COMPLETIONS, JSON, GOOD + "}")[0] == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_null_is_as_good_as_nothing_said(server, path):
+    ask = {"prompt": "w5"} if path == COMPLETIONS else {"messages": [{"role": "assistant", "content": None},
+                                                                      {"role": "user", "content": "w5"}]}  # fmt: skip
+    names = ("model", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options", "logprobs", "tools")
+    plain, nulls = ask | {"max_tokens": 3, "seed": 1}, ask | dict.fromkeys(names) | {"max_tokens": 3, "seed": 1}
+    answers = [send(server, "POST", path, JSON, json.dumps(body)) for body in (plain, nulls)]
+    assert [status for status, _, _ in answers] == [200, 200]
+    assert json.loads(answers[0][1])["choices"] == json.loads(answers[1][1])["choices"]
 
 
 def test_a_fault_of_the_servers_own_has_it_too(server, monkeypatch):
