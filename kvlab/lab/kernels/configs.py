@@ -135,7 +135,9 @@ CI = {
     "prefill/llama-3-8b/bf16": FULL, "prefill/gemma-2-9b/bf16": NVIDIA, "prefill/deepseek-expanded/bf16": ("sm_90",),
     "prefill/llama-3-8b/fp8_e4m3": ("sm_90",), "verify-tree/llama-3-8b/bf16": ("sm_90",),
     "merge/llama-3-8b/bf16": ("sm_90",), "write/llama-3-8b/bf16": FULL, "write/llama-3-8b/fp8_e4m3": ("sm_80", "sm_90"),
-    "mla-decode/deepseek-v3/bf16": NVIDIA, "mla-decode/deepseek-v3/fp8_e4m3": ("sm_90",), "ssd-decode/mamba-2-2.7b/fp32": ("sm_90",),
+    "mla-decode/deepseek-v3/bf16": NVIDIA, "mla-decode/deepseek-v3/fp8_e4m3": ("sm_90",),
+    "closed-decode/llama-3-8b/kivi4": NVIDIA, "closed-decode/llama-3-8b/kivi2": ("sm_90",),
+    "ssd-decode/mamba-2-2.7b/fp32": ("sm_90",),
     "delta-decode/qwen3-next/fp32": ("sm_90",), "page-scores/llama-3-8b/fp32": ("sm_90",),
     "selected-decode/llama-3-8b/bf16": ("sm_90",), "copy-pages/llama-3-8b/bf16": ("sm_90",),
 }  # fmt: skip
