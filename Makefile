@@ -57,7 +57,7 @@ browser: setup ## open the built book in headless Chromium
 book: build ## build the book and serve it on http://127.0.0.1:8000 (PORT=...)
 	@$(PY) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
-slow: setup ## long prompts, all configurations with two seeds, the full kernel product
+slow: setup ## long prompts, all configurations with two seeds, a fixed sample of the full kernel product
 	@$(PY) tools/recorded.py slow
 
 fuzz: setup ## random schedules for ten minutes

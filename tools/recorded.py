@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "book" / "results"
 FUZZ_SECONDS = 600
 SOAK_SECONDS = 1800
-SLOW = "the slow tests: long prompts, shared configurations with two seeds, the full kernel product"
+SLOW = "the slow tests: long prompts, shared configurations with two seeds, a fixed sample of the full kernel product"
 FUZZ = f"every test that draws from a seed, with new seeds for {FUZZ_SECONDS} s"
 
 
