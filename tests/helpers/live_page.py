@@ -95,8 +95,8 @@ class LivePage:
         return self
 
     def settle(self) -> None:
-        """Waits until the widget shows the answer to its settings."""
-        self.page.wait_for_function("document.querySelector('[data-busy]').dataset.busy === 'false'", timeout=60_000)
+        """Waits until the widget shows the answer to its settings; Python starts in seconds, on a busy machine in minutes."""
+        self.page.wait_for_function("document.querySelector('[data-busy]').dataset.busy === 'false'", timeout=180_000)
 
     def contrast(self, selector: str) -> float:
         """WCAG contrast of the text of `selector` against the first opaque background behind it."""
