@@ -46,10 +46,10 @@ def make_trial(model: LoadedModel, tokens: int, depth: float, seed: int) -> Tria
     Raises:
         ValueError: no room for any filler.
     """
-    encode = model.tokenizer.encode
     key = random.Random(seed).randrange(10_000, 100_000)
-    opening, filler, answer = encode(OPENING), encode(FILLER), encode(f" {key}")
-    needle, question = encode(NEEDLE.format(key=key)), encode(QUESTION)
+    opening = model.tokenizer.encode(OPENING)  # with the model's start token, if it has one
+    parts = (FILLER, f" {key}", NEEDLE.format(key=key), QUESTION)
+    filler, answer, needle, question = (model.tokenizer.encode(text, special=False) for text in parts)
     fixed = len(opening) + len(needle) + len(question) + len(answer)
     count = (tokens - fixed) // len(filler)
     if count < 1:

@@ -9,13 +9,14 @@ from kvlab.lab.passkey import make_trial
 
 
 class Words:
-    """Every word is a token; the same word, the same id."""
+    """A start token, 0, then every word is a token; the same word, the same id."""
 
     def __init__(self) -> None:
-        self.known: dict[str, int] = {}
+        self.known: dict[str, int] = {"<start>": 0}
 
-    def encode(self, text: str) -> list[int]:
-        return [self.known.setdefault(word, len(self.known)) for word in text.split()]
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        words = ["<start>"] * special + text.split()
+        return [self.known.setdefault(word, len(self.known)) for word in words]
 
 
 class Model:
@@ -29,6 +30,7 @@ def test_the_number_stands_where_it_was_asked_to(depth: float) -> None:
     assert trial.answer == 1 and 260 < len(trial.ids) <= 300
     # "The pass key is N. Remember it. N is the pass key.": with its full stop N is another word of this tokenizer
     assert trial.ids.index(key) == trial.shared + 7
+    assert trial.ids[0] == 0 and trial.ids.count(0) == 1  # a start token within a text is a new text
     before = trial.shared / len(trial.ids)
     assert abs(before - depth) < 0.2
 
