@@ -10,6 +10,12 @@ from paged import fill
 
 from kvlab.ops import numba_support
 from kvlab.ops.attention import paged_attention
+from kvlab.ops.batch import make_batch
+from kvlab.ops.views import page_views
+from kvlab.ops.write_kv import write_kv
+from kvlab.specs.formats import get_format
+from kvlab.specs.layout import page_layout
+from kvlab.specs.parts import Attention
 
 pytestmark = pytest.mark.skipif(not numba_support.available(), reason="Numba is not installed")
 
@@ -47,3 +53,17 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("fmt", ["fp32", "bf16", "int8", "int4", "fp8_e4m3"])
+def test_the_page_size_does_not_change_a_bit(fmt: str) -> None:
+    """Rows that are read four at a time in one page size are read alone in another."""
+    key, value, query = torch.randn(301, 2, 64), torch.randn(301, 2, 64), torch.randn(1, 8, 64)
+    results = []
+    for block_size in (1, 7, 16):
+        layout, pages = page_layout(Attention(2, 64, 64, get_format(fmt)), block_size), -(-301 // block_size)
+        table = (torch.randperm(pages) + 1)[None].to(torch.int32)
+        views = page_views(torch.zeros((pages + 1, layout.page_bytes), dtype=torch.uint8), layout)
+        write_kv(key, value, views, make_batch([301], [301], table, block_size).slot_mapping)
+        results.append(paged_attention(query, views, make_batch([1], [301], table, block_size), scale=0.125))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])

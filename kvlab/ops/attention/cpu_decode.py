@@ -2,7 +2,8 @@
 
 Work is cut at fixed positions (every CHUNK tokens of a sequence), one item per sequence, KV head and chunk, spread
 over the cores; partial results are merged by their maxima and sums. Where the cuts lie depends on nothing but the
-position, so a result does not change with batch mates or the number of threads.
+position, so a result does not change with batch mates or the number of threads; nor with the page size, where rows are
+read as vectors (`cpu_rows`; fp16 and odd widths are not).
 Traffic per item: its keys and values once, for all query heads of the KV head.
 
 An item is a row of int64: sequence, KV head, first token, end token, the head's first item, the head's number of
@@ -134,6 +135,7 @@ def _key_pass(query, codes, rows, block_size, table, item, flags, weights) -> No
     start, stride, width = rows[0]
     is_bf16, ahead = flags
     first, wide = item[2], in_vectors(codes, is_bf16, width)
+    bits = np.empty((0 if wide else min(CHUNK, block_size), width), np.uint32)
     while first < item[3]:
         page, offset, at = table[first // block_size], first % block_size, first - item[2]
         _ask(codes, table, item, block_size, rows, ahead + first // block_size - item[2] // block_size)
@@ -142,7 +144,7 @@ def _key_pass(query, codes, rows, block_size, table, item, flags, weights) -> No
         if wide:
             key_products(query, codes, page, place, n, weights, at)
         else:
-            floats = block_floats(codes, page, place, n, is_bf16, np.empty((n, width), np.uint32))
+            floats = block_floats(codes, page, place, n, is_bf16, bits)
             for g in range(query.shape[0]):
                 _products(query[g], floats, weights[g, at : at + n])
         first += n
@@ -154,6 +156,7 @@ def _value_pass(weights, codes, rows, block_size, table, item, flags, acc) -> No
     start, stride, width = rows[1]
     is_bf16, ahead = flags
     first, wide = item[2], in_vectors(codes, is_bf16, width)
+    bits = np.empty((0 if wide else min(CHUNK, block_size), width), np.uint32)
     before = (item[3] - 1) // block_size + 1  # the keys' pages come first
     while first < item[3]:
         page, offset, at = table[first // block_size], first % block_size, first - item[2]
@@ -163,7 +166,7 @@ def _value_pass(weights, codes, rows, block_size, table, item, flags, acc) -> No
         if wide:
             add_values(weights, at, codes, page, place, n, acc)
         else:
-            floats = block_floats(codes, page, place, n, is_bf16, np.empty((n, width), np.uint32))
+            floats = block_floats(codes, page, place, n, is_bf16, bits)
             for g in range(acc.shape[0]):
                 _add_weighted(weights[g, at : at + n], floats, acc[g])
         first += n

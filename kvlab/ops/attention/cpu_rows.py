@@ -198,15 +198,18 @@ def _shuffle(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
 
 
 def _totals(builder: Any, sums: list[Any]) -> Any:
-    """A vector whose lane r is the sum of the lanes of sums[r]; of one vector or of four, in the same order."""
+    """A vector whose lane r is the sum of the lanes of sums[r]; of one vector or of four, in the same order.
+
+    The flag keeps Numba from adding its own, which would let LLVM choose another order for each.
+    """
     a, b, c, d = sums if len(sums) == 4 else sums * 4
 
-    def pairs(x: Any, y: Any) -> Any:
-        return builder.fadd(_shuffle(builder, x, y, [0, 2, 8, 10, 4, 6, 12, 14]),
-                            _shuffle(builder, x, y, [1, 3, 9, 11, 5, 7, 13, 15]))  # fmt: skip
+    def folded(x: Any, y: Any, places: tuple[list[int], list[int]]) -> Any:
+        return builder.fadd(*(_shuffle(builder, x, y, p) for p in places), flags=("contract",))
 
-    both = pairs(pairs(a, b), pairs(c, d))
-    return builder.fadd(_shuffle(builder, both, both, [0, 1, 2, 3]), _shuffle(builder, both, both, [4, 5, 6, 7]))
+    pairs = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]
+    both = folded(folded(a, b, pairs), folded(c, d, pairs), pairs)
+    return folded(both, both, ([0, 1, 2, 3], [4, 5, 6, 7]))
 
 
 def _loop(builder: Any, step: Any, stop: Any, start: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:
