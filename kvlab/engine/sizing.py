@@ -57,9 +57,8 @@ def pool_sizes(layout: PoolLayout, options: EngineOptions, limits: Limits, devic
     blocks = _asked_for(layout, options, limits, device)
     taken, there = layout.pool_bytes(blocks), total_memory(device)
     if taken > there:
-        raise ValueError(
-            f"num_blocks {options.num_blocks}: take {human_bytes(taken)}, and {device} has {human_bytes(there)}"
-        )
+        asked = f"kv_bytes {options.kv_bytes}" if options.num_blocks is None else f"num_blocks {options.num_blocks}"
+        raise ValueError(f"{asked}: takes {human_bytes(taken)}, and {device} has {human_bytes(there)}")
     return blocks
 
 

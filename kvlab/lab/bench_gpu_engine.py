@@ -84,7 +84,9 @@ def _run(
     generator = torch.Generator().manual_seed(1)
     vocab = model.config.vocab_size
     ids = [
-        engine.add_request(torch.randint(vocab, (PROMPT,), generator=generator).tolist(), SamplingParams(OUTPUT))
+        engine.add_request(
+            torch.randint(vocab, (PROMPT,), generator=generator).tolist(), SamplingParams(OUTPUT, ignore_eos=True)
+        )
         for _ in range(batch)
     ]
     requests = [engine.requests[i] for i in ids]

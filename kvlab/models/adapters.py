@@ -123,6 +123,10 @@ def _target(name: str, place: str, decoder) -> Tensor:
         raise ValueError(f"adapter {name!r}: {place} is of an expert; mixtures of experts cannot be changed")
     if place.rpartition(".")[2] not in PROJECTIONS:
         raise ValueError(f"adapter {name!r}: {place} must be one of {', '.join(PROJECTIONS)}")
+    _, index, within = place.split(".", 2)
+    layer = decoder.layers[int(index)] if int(index) < len(decoder.layers) else None
+    if within.startswith(getattr(layer, "unchangeable", ())):
+        raise ValueError(f"adapter {name!r}: {place} is not multiplied with as it is")
     target = decoder.weights.named.get(f"model.{place}.weight")
     if target is None or target.dim() != 2:
         raise ValueError(f"adapter {name!r}: the model has no projection {place}")
@@ -142,17 +146,12 @@ class Deltas:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """While it lasts, products of the adapters' rows are changed.
-
-        Raises:
-            ValueError: afterwards, when the model never multiplied with a tensor that is to be changed.
-        """
+        """While it lasts, products of the adapters' rows are changed."""
         with changed(self._change):
             yield
         for adapter, _ in self.rows:
-            for pair in (pair for pairs in adapter.pairs.values() for pair in pairs):
-                if pair not in self._made:
-                    raise ValueError(f"adapter {adapter.name!r}: {pair.name} is not multiplied with as it is")
+            left = [pair.name for pairs in adapter.pairs.values() for pair in pairs if pair not in self._made]
+            assert not left, f"adapter {adapter.name!r}: {left[0]} was accepted and is not multiplied with as it is"
 
     def _change(self, x: Tensor, weight: Tensor, product: Tensor) -> None:
         """Adds each adapter's change to its rows of `product` [T, N], of `x` [T, K] with `weight` [N, K]."""

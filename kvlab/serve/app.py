@@ -193,7 +193,7 @@ def rejection_of(request: Request, error: Exception) -> Rejection:
     if not isinstance(error, RequestValidationError):
         return Rejection(500, "the server failed at this call", "internal_error")
     kind = request.headers.get("content-type", "")
-    if "json" not in kind:
+    if "json" not in kind.lower():
         return Rejection(415, f"content-type {kind!r}: must be application/json", "unsupported_media_type")
     first = error.errors()[0]
     if first["type"] == "json_invalid":

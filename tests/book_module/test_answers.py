@@ -49,7 +49,9 @@ def test_neighbours_across_a_power_of_ten_are_neighbours(sealed, given) -> None:
 
 def test_letters_may_be_set_apart() -> None:
     answers.seal("01-ex1", "ab")
-    assert answers.check("01-ex1", "a, b") and answers.check("01-ex1", "(a) (b)") and not answers.check("01-ex1", "b, a")
+    assert (
+        answers.check("01-ex1", "a, b") and answers.check("01-ex1", "(a) (b)") and not answers.check("01-ex1", "b, a")
+    )
 
 
 def test_text_is_compared_without_case_and_spaces() -> None:

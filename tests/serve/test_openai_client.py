@@ -124,8 +124,9 @@ def test_stop_string_ends_its_own_choice_as_stopped_and_no_other(stream):
     ids = [done.token_ids for done in speaking.engine().generate([[5, 6, 7]] * 3, params)]
     # a word that one choice says soon and another never says, and that begins no other
     said = {w: [own.index(w) if w in own else None for own in ids] for own in ids for w in own[3:30] if w >= 10}
-    word = next(w for w, places in said.items() if None in places)
-    engine = slowed(speaking.engine(), 0.002)
+    # early enough for the reader of the text to stop it in time
+    word = next(w for w, places in said.items() if None in places and max(p for p in places if p is not None) < 30)
+    engine = slowed(speaking.engine(), 0.005)
     with ServerThread(engine) as server:
         texts = ["", "", ""]
         answer = client_of(server).completions.create(**ask, stop=f" w{word}", stream=stream)

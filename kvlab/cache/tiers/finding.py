@@ -126,14 +126,15 @@ class Finder:
         unit = self._unit
         digests = self._digests(request, self._page_ends(limit // unit * unit))
         entries: list[list[Entry]] = [[] for _ in self.cache.groups]
-        tokens, sources = 0, {}
+        tokens, sources = 0, {}  # by tier: tokens of each unit, entries
         for end in range(unit, limit + 1, unit):
             before = self.saved.reads
             taken = self._fetch_unit(digests, end)
             if taken is None:
                 break
-            count, own = sources.get(source := self._source(before), (0, []))
-            sources[source] = count + unit, own + [entry for new in taken for entry in new]
+            counted, own = sources.setdefault(self._source(before), ([], []))
+            counted.append(unit)
+            own += [entry for new in taken for entry in new]
             for own, new in zip(entries, taken, strict=True):
                 own += new
             tokens = end
@@ -143,7 +144,8 @@ class Finder:
                 entry.pins -= 1
             return None
         counts = [tokens // group.block_size for group in self.cache.groups]
-        return Found(Snapshot(tokens, tuple((n, tuple(range(n))) for n in counts)), found, sources)
+        where = {source: (sum(counted), own) for source, (counted, own) in sources.items()}
+        return Found(Snapshot(tokens, tuple((n, tuple(range(n))) for n in counts)), found, where)
 
     def _source(self, reads: int) -> str:
         """Where pages came from that were fetched since so many had been read from disk."""

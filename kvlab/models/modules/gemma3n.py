@@ -82,7 +82,13 @@ class AltUpLayerFacts:
 
 
 class AltUpLayer:
-    """Call it on the streams [N, T, hidden] and the step; it returns the streams after the layer."""
+    """Call it on the streams [N, T, hidden] and the step; it returns the streams after the layer.
+
+    Attributes:
+        unchangeable: where its tensors' names begin that adapters cannot change; the products are its own.
+    """
+
+    unchangeable = ("mlp.",)
 
     def __init__(self, facts: AltUpLayerFacts, source: Scope, hidden: int, index: int) -> None:
         self.facts, self.index = facts, index
