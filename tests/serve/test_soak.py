@@ -12,7 +12,7 @@ from kvlab.lab.soak import Soak, SoakOptions, soak
 @pytest.mark.parametrize("seed", [0])
 def test_twenty_seconds_of_load_leave_nothing_behind(seed):
     model = speaking.model()
-    found = soak(model, SoakOptions(seconds=20, rate=4, output=100, seed=seed))
+    found = soak(model, SoakOptions(seconds=20, rate=10, output=100, seed=seed))
     assert found["problems"] == []
     assert set(found["ends"]) <= {"length", "left early"} and found["ends"]["left early"] > 0
     assert found["requests"] > 30 and found["preemptions"] > 0 and found["hits"] > 0 and found["compared"] >= 1
