@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
-from kvlab.cache.prefix.index import Column, Handle
+from kvlab.cache.prefix.index import Column, Handle, clear_page
 from kvlab.cache.prefix.keys import History
 from kvlab.cache.prefix.links import Link, LinkPath, LinkRun, num_new
 from kvlab.cache.prefix.options import PrefixOptions, sha256_digest
@@ -181,18 +181,12 @@ class HashChain:
             if single:
                 run.pages[0][at] = 0
             else:
-                self._clear(run, at, item)
+                clear_page(self.columns, run.pages, at, item)
             if run is not last:
                 touched.append(run)
                 last = run
         for run in touched:
             self._prune(run)
-
-    def _clear(self, run: LinkRun, at: int, item: int) -> None:
-        for column, pages in zip(self.columns, run.pages, strict=True):
-            if pages[at] and pages[at] + column.base == item:
-                pages[at] = 0
-                return
 
     def _prune(self, run: LinkRun | None) -> None:
         """Takes links without pages off the end of `run`, and of those before it, where nobody is behind them."""

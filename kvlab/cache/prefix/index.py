@@ -36,6 +36,14 @@ class Column:
     base: int
 
 
+def clear_page(columns: Sequence[Column], pages: Sequence[list[int]], at: int, item: int) -> None:
+    """Takes page `item`, by its number among all pages of the manager, out of unit `at`; `pages` are of each column."""
+    for column, own in zip(columns, pages, strict=True):
+        if own[at] and own[at] + column.base == item:
+            own[at] = 0
+            return
+
+
 class Path(Protocol):
     """A known history that a request begins with. `units` says how long it is."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvlab.cache.prefix.index import Column, Handle
+from kvlab.cache.prefix.index import Column, Handle, clear_page
 from kvlab.cache.prefix.keys import TOKEN_BYTES, History
 from kvlab.cache.prefix.options import PrefixOptions
 from kvlab.cache.prefix.runs import Node, NodePath, common, run_length
@@ -204,7 +204,7 @@ class RadixTree:
             if single:
                 node.pages[0][at] = 0
             else:
-                self._clear(node, at, item)
+                clear_page(self.columns, node.pages, at, item)
             if node is not last:
                 touched.append((node, number))
                 last = node
@@ -212,12 +212,6 @@ class RadixTree:
         for (node, first), stop in zip(touched, stops, strict=True):
             self._count(node, first - stop)
             self._prune(node)
-
-    def _clear(self, node: Node, at: int, item: int) -> None:
-        for column, pages in zip(self.columns, node.pages, strict=True):
-            if pages[at] and pages[at] + column.base == item:
-                pages[at] = 0
-                return
 
     def _prune(self, node: Node) -> None:
         """Takes units without pages off the end of `node`, and of those above it, where nobody is behind them."""
