@@ -21,7 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With an offset only the tests that draw from a seed are left, each with another one."""
+    """Tests marked `first` lead. With an offset only those that draw from a seed are left, each with another one."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     offset = config.getoption("--seed-offset")
     if not offset:
         return

@@ -25,8 +25,15 @@ REPORTS = ROOT / "build" / "reports"
 PARITY = (
     *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests" / "lab").glob("test_parity*.py"))),
     "tests/engine/test_every_kind.py",
+    "tests/models/test_real_model.py",
 )
-KERNELS = ("tests/ops", "tests/quant")
+# what compiles or interprets kernels is together in one job, so that each is compiled once
+KERNELS = (
+    "tests/ops",
+    "tests/quant",
+    "tests/engine/test_lossy_under_pressure.py",
+    *(f"tests/lab/test_{name}.py" for name in ("bench_gpu", "bench_gpu_rows", "kernel_access", "kernel_puzzles")),
+)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,12 @@ pytest.importorskip("torch")
 from kvlab.book import meet as met
 
 
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    """Operations in torch: bytes and the wording are the same, and the parity job computes with the kernels."""
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+
+
 def test_a_config_is_that_of_the_text_decoder_with_fields_replaced() -> None:
     config = met.config_of("gemma-3-27b", sliding_window=5)
     assert config["model_type"] == "gemma3_text" and config["sliding_window"] == 5

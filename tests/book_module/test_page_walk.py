@@ -10,7 +10,8 @@ from kvlab.ops.attention import paged_attention
 
 
 @pytest.mark.parametrize(("table", "length"), [([5], 3), ([5, 2, 7], 12), ([5, 2, 7], 9), ([3, 1, 2, 6, 4], 17)])
-def test_the_walk_ends_where_the_kernel_does(table, length):
+def test_the_walk_ends_where_the_kernel_does(table, length, monkeypatch):
+    monkeypatch.setenv("KVLAB_OPS", "torch")  # what the compiled kernel is compared with too, in tests/ops
     query, views, batch = example(table, length, block_size=4, head_dim=8, seed=length)
     visits, out = walk(query[0, 0], views, table, length, scale=0.3)
     assert torch.allclose(out, paged_attention(query, views, batch, scale=0.3)[0, 0], atol=1e-6)

@@ -45,8 +45,14 @@ def page_bytes(engine, request_id):
     ]
 
 
+@pytest.fixture
+def plain(monkeypatch):
+    """Operations in torch: these tests are about moving pages, whatever computes on them, and compile no kernel."""
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+
+
 @pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp16", "fp8_e4m3", "int8"])
-def test_a_swapped_sequence_comes_back_bit_for_bit(tiny, kv_dtype):
+def test_a_swapped_sequence_comes_back_bit_for_bit(tiny, plain, kv_dtype):
     model = tiny("both").model(torch.float32)
     engine = engine_of(model, kv_dtype=kv_dtype, scheduling=SWAP, tiers=TierOptions(HOST))
     name = engine.add_request([(3 * i) % 50 for i in range(17)], SamplingParams(9, ignore_eos=True))
@@ -233,7 +239,7 @@ def test_both_ways_of_copying_move_the_same_bytes(pools):
         assert all(torch.equal(a, b) for g in before for a, b in zip(before[g], engine.storage.rows(g), strict=True))
 
 
-def test_a_compressed_sequence_waits_in_fewer_bits_and_comes_back_as_the_format_kept_it(tiny):
+def test_a_compressed_sequence_waits_in_fewer_bits_and_comes_back_as_the_format_kept_it(tiny, plain):
     model = tiny("full").model(torch.float32)
     engine = engine_of(model, scheduling=SWAP, tiers=TierOptions(1 << 16, park_dtype="int8"), prefix=PrefixOptions())
     prompt = [(3 * i) % 50 for i in range(17)]

