@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvlab.cache.kept import KeptStates, PageCopy
@@ -73,7 +72,7 @@ class Sharing(Room):
         """Lets a request whose pages came from a lower tier leave them behind like any other: from its start on."""
         if self.prefix:
             hit = self.prefix.match(request)
-            none = replace(hit, tokens=0, tables=tuple(() for _ in hit.tables), states={})
+            none = hit._replace(tokens=0, tables=((),) * len(hit.tables), states={})
             self.prefix.begin(request.request_id, none)
 
     def _room_for_copies(self, hit: Hit) -> bool:

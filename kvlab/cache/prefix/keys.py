@@ -48,9 +48,10 @@ class History:
         self.tokens, self.unit = tokens, unit
         self._every = tagged(b"adapter", adapter.encode()) if adapter else b""
         self._first = tagged(b"salt", salt.encode()) if salt else b""
-        self._media = [_item(item) for item in media]
-        self._every += b"".join(tagged(b"media", digest.encode()) for digest, _, length in self._media if length < 0)
-        self._media = [item for item in self._media if item[2] >= 0]
+        items = [_item(item) for item in media]
+        if items:
+            self._every += b"".join(tagged(b"media", digest.encode()) for digest, _, length in items if length < 0)
+        self._media = [item for item in items if item[2] >= 0]
         self.namespace = self._every + self._first
         # of the first units, where a design asks for them
         self.digests: list[bytes] = []
@@ -62,7 +63,26 @@ class History:
 
     def token_bytes(self, first: int, last: int) -> bytes:
         """The bytes of units first .. last - 1."""
-        return self.tokens[first * self.unit : last * self.unit].tobytes()
+        with memoryview(self.tokens) as tokens:
+            return tokens[first * self.unit : last * self.unit].tobytes()
+
+    def num_equal(self, first: int, last: int, key: bytes | bytearray, at: int = 0) -> int:
+        """How many of the units first .. last - 1, from the first on, are what `key` has from its unit `at` on.
+
+        Compared where they lie: copies of a long prompt would take longer than the comparison.
+        """
+        unit, width = self.unit, self.unit * TOKEN_BYTES
+        most = min(last - first, len(key) // width - at)
+        with memoryview(self.tokens) as tokens:
+            if key.startswith(tokens[first * unit : (first + most) * unit], at * width):
+                return most
+            low, high = 0, most
+            # units below `low` are equal, those below `high` are not all
+            while high - low > 1:
+                middle = (low + high) // 2
+                part = tokens[(first + low) * unit : (first + middle) * unit]
+                low, high = (middle, high) if key.startswith(part, (at + low) * width) else (low, middle)
+        return low
 
     @property
     def width(self) -> int:
@@ -95,28 +115,14 @@ class History:
 
     def media_of(self, unit: int) -> bytes:
         """The extra key of the media that overlap that unit; b"" for none."""
+        if not self._media:
+            return b""
         start = unit * self.unit
         return b"".join(
             tagged(b"media", digest.encode(), (at - start).to_bytes(8, "little", signed=True))
             for digest, at, length in self._media
             if at < start + self.unit and at + length > start
         )
-
-
-def equal_units(one: bytes | bytearray, other: bytes | bytearray, width: int) -> int:
-    """Units of `width` bytes, from the first on, in which the shorter one begins like the other."""
-    most = min(len(one), len(other)) // width
-    if one[: most * width] == other[: most * width]:
-        return most
-    low, high = 0, most
-    # units below `low` are equal, those below `high` are not all
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low * width : middle * width] == other[low * width : middle * width]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _item(item: MediaItem | str) -> MediaItem:

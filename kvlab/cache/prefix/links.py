@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kvlab.cache.prefix.keys import History, equal_units
+from kvlab.cache.prefix.keys import History
 
 
 class Link(NamedTuple):
@@ -71,8 +71,7 @@ class LinkRun:
         at = first - self.start
         if not (before is self and at > 0) and not (at == 0 and before is self.before):
             return 0
-        tokens = self.tokens[at * self.width :] if at else self.tokens
-        count = equal_units(tokens, history.token_bytes(first, last), self.width)
+        count = history.num_equal(first, last, self.tokens, at)
         mine, theirs = self.extras[at : at + count], history.extras(first, first + count)
         if mine == theirs:
             return count

@@ -96,6 +96,9 @@ class PrefixCache(Evicting):
         return self._hit(history, path, request.num_prompt, request.priority)
 
     def _hit(self, history: History, path: Path, num_prompt: int, priority: int) -> Hit:
+        if not path.units:
+            # most requests of a cold cache end here
+            return Hit(0, ((),) * len(self.rules), {}, 0, history, path, self.version, num_prompt, priority)
         units, pages = longest_common(self.rules, path, path.units)
         tables, states = [], {}
         for rule, own in zip(self.rules, pages, strict=True):
@@ -104,7 +107,9 @@ class PrefixCache(Evicting):
                 if units:
                     states[rule.group] = own[units - 1]
                 continue
-            table = own[: units * len(rule.columns)]
+            # nobody else has that list
+            table = own
+            del table[units * len(rule.columns) :]
             dead = rule.dead(units)
             if dead:
                 table[dead.start : dead.stop] = [NULL_BLOCK] * len(dead)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from kvlab.cache.prefix.index import Column, Handle, clear_page
 from kvlab.cache.prefix.keys import TOKEN_BYTES, History
 from kvlab.cache.prefix.options import PrefixOptions
-from kvlab.cache.prefix.runs import Node, NodePath, common, run_length
+from kvlab.cache.prefix.runs import Node, NodePath, num_common, run_length
 
 
 class RadixTree:
@@ -41,13 +41,12 @@ class RadixTree:
     def walk(self, history: History, units: int) -> NodePath:
         """The longest known history, of at most `units` units, that `history` begins with."""
         root = node = self.roots.get(history.namespace)
-        width, at, nodes = history.unit * TOKEN_BYTES, 0, []
-        data = history.token_bytes(0, units) if root else b""
+        at, nodes = 0, []
         while node and at < units:
-            child = node.children.get(data[at * width : (at + 1) * width] + history.media_of(at))
+            child = node.children.get(history.token_bytes(at, at + 1) + history.media_of(at))
             if child is None:
                 break
-            same = min(common(child, data, at, width), run_length(history, at, units - at))
+            same = num_common(child, history, at, run_length(history, at, units - at))
             nodes.append(child)
             at += same
             if same < child.units:
@@ -120,7 +119,7 @@ class RadixTree:
                 for column, own in zip(kept, part, strict=True):
                     column += own
                 continue
-            same = min(common(child, data, at, width), run)
+            same = num_common(child, history, first + at, run)
             node = self._split(child, same) if same < child.units else child
             self._fill(node, rest)
             for column, theirs in zip(kept, node.pages, strict=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvlab.cache.prefix.index import Handle, Path
 from kvlab.cache.prefix.keys import History
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """What the cache has of a request.
 
     Attributes:
@@ -24,9 +24,9 @@ class Hit:
     tables: tuple[Sequence[int], ...]
     states: dict[int, int]
     known: int
-    history: History = field(repr=False)
-    path: Path = field(repr=False)
-    version: int = field(repr=False)
+    history: History
+    path: Path
+    version: int
     num_prompt: int = 0
     priority: int = 0
 

@@ -41,10 +41,16 @@ class GroupRule:
         """Whether it has one page for all tokens so far."""
         return self.retention.rule == "state"
 
+    @property
+    def is_sliding(self) -> bool:
+        """Whether it gives pages back while its request runs."""
+        return self.retention.rule in ("window", "chunk")
+
     def pages(self, path: Path, units: int) -> list[int]:
         """Its pages of the first `units` units of `path`, in the order of its block table; a state's one per unit."""
         if len(self.columns) == 1:
-            return path.pages(self.columns[0])[:units]
+            found = path.pages(self.columns[0])
+            return found if len(found) == units else found[:units]
         found = [0] * (units * len(self.columns))
         for place, column in enumerate(self.columns):
             found[place :: len(self.columns)] = path.pages(column)[:units]
@@ -52,6 +58,8 @@ class GroupRule:
 
     def dead(self, units: int) -> range:
         """The table entries that nobody needs who goes on behind `units` units."""
+        if not self.is_sliding:
+            return range(0)
         dead = dead_pages(self.retention, self.block_size, max(0, units * self.unit - self.slack))
         return range(dead.start, max(dead.start, min(dead.stop, units * len(self.columns))))
 
@@ -62,7 +70,7 @@ class GroupRule:
             while units and not pages[units - 1]:
                 units -= 1
             return units
-        if self.retention.rule not in ("window", "chunk"):
+        if not self.is_sliding:
             return _first_gap(pages, 0, units * per_unit) // per_unit
         while units:
             dead = self.dead(units)

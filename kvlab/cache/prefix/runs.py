@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.cache.prefix.keys import History, equal_units
+from kvlab.cache.prefix.keys import History
 
 
 class Node:
@@ -43,20 +43,19 @@ class NodePath:
 
     def pages(self, column: int) -> list[int]:
         """The page of each unit in that column, 0 where there is none."""
+        if not self.nodes:
+            return []
+        *whole, last = self.nodes
         found: list[int] = []
-        for node in self.nodes:
+        for node in whole:
             found += node.pages[column]
-        return found[: self.units]
+        rest = last.pages[column][: self.units - last.start]
+        return found + rest if found else rest
 
 
-def common(node: Node, data: bytes, at: int, width: int) -> int:
-    """Units that `node` and `data` from unit `at` on have in common; the first one is known to be."""
-    if node.extra:
-        return 1
-    # compared where it lies when all of the node is asked for
-    if len(data) - at * width >= len(node.key) and data.startswith(node.key, at * width):
-        return node.units
-    return equal_units(node.key, data[at * width :], width)
+def num_common(node: Node, history: History, at: int, most: int) -> int:
+    """How many of the history's `most` units from `at` on are in `node`; the first one is known to be."""
+    return 1 if node.extra else history.num_equal(at, at + most, node.key)
 
 
 def run_length(history: History, at: int, most: int) -> int:
