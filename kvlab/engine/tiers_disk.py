@@ -14,7 +14,7 @@ import hashlib
 import os
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,6 +70,28 @@ class DiskStore:
         self._notes.pop(name, None)
         with suppress(OSError):
             self._path(name).unlink(missing_ok=True)
+
+    def expel(self, names: Iterable[bytes]) -> None:
+        """As `forget`, for files that no later process may find either, whoever wrote them. One that cannot be deleted
+        is emptied."""
+        if any([self._remove(name) for name in names]):
+            with suppress(OSError):
+                self._sync_directory()
+
+    def _remove(self, name: bytes) -> bool:
+        """Whether there was a file of that name, which is of no use to anybody from now on."""
+        self.used_bytes -= self._files.pop(name, 0)
+        self._notes.pop(name, None)
+        path = self._path(name)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self.failures.append(f"expel: {error.strerror or error}")
+            with suppress(OSError):
+                os.truncate(path, 0)
+        return True
 
     def notes(self) -> list[tuple[bytes, str]]:
         """Name and note of every file that has a note, the note not yet checked against its sum."""

@@ -19,6 +19,7 @@ KINDS = {
     "swap_in": "an admitted request's pages came back from below; tokens: that need not be computed, pages: how many",
     "save": "the prefix of a request that ended was written to the tiers; tokens, pages: how many",
     "load": "an admitted request found tokens in a lower tier, named before the colon; tokens, pages: how many",
+    "expel": "saved pages that a request could have read whose numbers are not finite are found no more; pages: how many",
     "lost": "what a lower tier had cannot be used, its tokens are computed again; tokens: how many",
     "rollback": "a request was cut back to an earlier length; tokens: computed work taken back",
     "release": "pages behind a window went back; pages: how many",

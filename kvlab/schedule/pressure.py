@@ -73,6 +73,8 @@ class Pressure:
                 saved = scheduler.tiers.save(request)
                 if saved:
                     scheduler.emit(now, "save", request, f"{saved[1]} bytes", request.num_computed, saved[0])
+            if request.finish_reason == "error" and (expelled := scheduler.tiers.expel(request)):
+                scheduler.emit(now, "expel", request, request.error, pages=expelled)
             scheduler.tiers.forget(request.request_id)
         return scheduler.cache.free(request.request_id, distrust=request.finish_reason == "error")
 

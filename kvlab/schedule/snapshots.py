@@ -132,6 +132,7 @@ def sentence(event: Event) -> str:
         "swap_out": f"{name} leaves {pages} to the tier below{why}.",
         "swap_in": f"{name} gets {pages} back from below{why}.",
         "rollback": f"{name} is cut back by {tokens}{why}.",
+        "expel": f"{pages} below the pool that {name} could have read are found no more{why}.",
         "release": f"{name} gives back {pages}{why}.",
         "token": f"{name} gets token {event.tokens}.",
         "finish": f"{name} ends with {tokens}{why}; {pages} given back.",

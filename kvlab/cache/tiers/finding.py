@@ -17,8 +17,21 @@ from kvlab.cache.tiers.keys import page_name, prefix_digests, root_digest
 from kvlab.cache.tiers.saved import Entry, SavedPages
 from kvlab.cache.tiers.snapshot import Snapshot, snapshot
 
-Named = tuple[bytes, int, int, int]
-"""(name, group, page, slot in host memory)."""
+Placed = tuple[Entry, int]
+"""(its place in host memory, page)."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a sequence that was saved whole.
+
+    Attributes:
+        holdings: of the sequence.
+        first: the digest of its first unit of tokens; b"" when it is shorter than that.
+    """
+
+    holdings: Snapshot
+    first: bytes
 
 
 @dataclass
@@ -46,73 +59,98 @@ class Finder:
         self._by_page = all(group.retention.rule == "all" for group in cache.groups)
         # every group's pages end at multiples of this
         self._unit = math.lcm(*(group.block_size for group in cache.groups))
-        # ends of sequences: holdings by the digest of their tokens; the digests' lengths
-        self._ends: dict[bytes, Snapshot] = {}
+        # ends of sequences by the digest of their tokens
+        self._ends: dict[bytes, End] = {}
         for name, note in saved.disk.notes() if saved.disk else ():
-            if (holdings := _from_note(note)) is not None:
-                self._ends[name] = holdings
+            if (end := _from_note(note)) is not None:
+                self._ends[name] = end
         self.lost: list[str] = []
 
     # saving
 
-    def to_save(self, request) -> list[Named]:
+    def to_save(self, request) -> list[Placed]:
         """The pages of a request that are not saved yet, with places for them in host memory."""
         # drafts that were right behind the token that ended it count as computed, and are no part of it
         return self._pages_to_save(request) if self._by_page else self._end_to_save(request)
 
-    def _pages_to_save(self, request) -> list[Named]:
+    def _pages_to_save(self, request) -> list[Placed]:
         computed, tables = min(request.num_computed, len(request.tokens)), self.cache.tables[request.request_id]
         digests = self._digests(request, self._page_ends(computed // self._unit * self._unit))
-        new = []
-        for end in sorted(digests):
-            for g, group in enumerate(self.cache.groups):
-                name = page_name(digests[end], g)
-                if end % group.block_size or self.saved.has(name):
-                    continue
-                entry = self.saved.add(name, g)
-                if entry is None:
-                    return new
-                new.append((name, g, tables[g][end // group.block_size - 1], entry.slot))
+        new: list[Placed] = []
+        for name, g, end in self._page_names(digests):
+            if self.saved.has(name):
+                continue
+            entry = self.saved.add(name, g)
+            if entry is None:
+                break
+            new.append((entry, tables[g][end // self.cache.groups[g].block_size - 1]))
         return new
 
-    def _end_to_save(self, request) -> list[Named]:
+    def _page_names(self, digests: dict[int, bytes]) -> list[tuple[bytes, int, int]]:
+        """(name, group, end) of the pages that are complete at these lengths, the first tokens' first."""
+        sizes = [group.block_size for group in self.cache.groups]
+        return [(page_name(digests[end], g), g, end) for end in sorted(digests)
+                for g, size in enumerate(sizes) if not end % size]  # fmt: skip
+
+    def _end_to_save(self, request) -> list[Placed]:
         computed = request.num_computed
         if not 0 < computed <= len(request.tokens):
             return []
         holdings, pages = snapshot(self.cache, request.request_id)
         pages = pages[: sum(len(held) for _, held in holdings.tables)]
         holdings = Snapshot(computed, holdings.tables)
-        digest = self._digests(request, [computed])[computed]
+        first = self._unit if computed >= self._unit else computed
+        digests = self._digests(request, [first, computed])
+        digest, end = digests[computed], End(holdings, digests[first] if first == self._unit else b"")
         names = _names(digest, holdings)
         if digest in self._ends and all(map(self.saved.has, names)):
             return []
-        new = []
+        new: list[Placed] = []
         for name, (g, page) in zip(names, pages, strict=True):
             if self.saved.entry(name) is None:
                 entry = self.saved.add(name, g)
                 if entry is None:
                     # a part of a sequence's end serves nobody
-                    for added, _, _, _ in new:
-                        self.saved.drop(added)
+                    for added, _ in new:
+                        self.saved.drop(added.name)
                     return []
-                new.append((name, g, page, entry.slot))
-        self._ends[digest] = holdings
+                new.append((entry, page))
+        self._ends[digest] = end
         if self.saved.disk:
-            self.saved.disk.write(digest, memoryview(b""), _to_note(holdings))
+            self.saved.disk.write(digest, memoryview(b""), _to_note(end))
         # each end has a page of its own at least: more ends than pages are ends whose pages are gone
         if len(self._ends) > 16 + 2 * self.saved.num_pages:
             self._sweep()
         return new
 
     def _sweep(self) -> None:
-        for digest, holdings in list(self._ends.items()):
-            if not all(map(self.saved.has, _names(digest, holdings))):
+        for digest, end in list(self._ends.items()):
+            if not all(map(self.saved.has, _names(digest, end.holdings))):
                 self._forget_end(digest)
 
     def _forget_end(self, digest: bytes) -> None:
         del self._ends[digest]
         if self.saved.disk:
             self.saved.disk.forget(digest)
+
+    def expel(self, request) -> int:
+        """How many saved pages were there that the request could have read; nobody finds them any more.
+
+        Those are the pages of its tokens, and of the ends of sequences that it contains. Of longer sequences it shares
+        pages with those that begin with the same unit of tokens, and their ends contain these: they go too.
+        """
+        tokens = len(request.tokens)
+        if self._by_page:
+            digests = self._digests(request, self._page_ends(tokens))
+            return self.saved.expel(name for name, _, _ in self._page_names(digests))
+        lengths = {end.holdings.computed for end in self._ends.values()} | {self._unit}
+        digests = self._digests(request, [n for n in lengths if n <= tokens])
+        first, names = digests.get(self._unit), []
+        for digest, end in list(self._ends.items()):
+            if end.first == first or digests.get(end.holdings.computed) == digest:
+                names += _names(digest, end.holdings)
+                self._forget_end(digest)
+        return self.saved.expel(names)
 
     # finding
 
@@ -140,8 +178,7 @@ class Finder:
             tokens = end
         found = [entry for own in entries for entry in own]
         if tokens <= above:
-            for entry in found:
-                entry.pins -= 1
+            self.saved.unpin(found)
             return None
         counts = [tokens // group.block_size for group in self.cache.groups]
         where = {source: (sum(counted), own) for source, (counted, own) in sources.items()}
@@ -160,19 +197,19 @@ class Finder:
             for at in ends:
                 entry = self._fetch(page_name(digests[at], g), g)
                 if entry is None:
-                    for pinned in (e for own in taken for e in own):
-                        pinned.pins -= 1
+                    self.saved.unpin(e for own in taken for e in own)
                     return None
                 taken[-1].append(entry)
         return taken
 
     def _find_end(self, request, limit: int, above: int) -> Found | None:
-        lengths = {h.computed for h in self._ends.values() if above < h.computed <= limit}
+        lengths = {n for end in self._ends.values() if above < (n := end.holdings.computed) <= limit}
         digests = self._digests(request, lengths)
         for tokens in sorted(lengths, reverse=True):
-            holdings = self._ends.get(digests[tokens])
-            if holdings is None or holdings.computed != tokens:
+            end = self._ends.get(digests[tokens])
+            if end is None or end.holdings.computed != tokens:
                 continue
+            holdings = end.holdings
             entries: list[Entry] = []
             before = self.saved.reads
             groups = [g for g, (_, held) in enumerate(holdings.tables) for _ in held]
@@ -189,8 +226,7 @@ class Finder:
                     # its note is as recently used as its pages
                     self.saved.disk.read(digests[tokens], memoryview(bytearray()))
                 return self._with_kept(holdings, entries, self._source(before))
-            for entry in entries:
-                entry.pins -= 1
+            self.saved.unpin(entries)
         return None
 
     def _with_kept(self, holdings: Snapshot, entries: list[Entry], source: str) -> Found:
@@ -227,13 +263,14 @@ def _names(digest: bytes, holdings: Snapshot) -> list[bytes]:
     return [page_name(digest, g, i) for g, (_, held) in enumerate(holdings.tables) for i in held]
 
 
-def _to_note(holdings: Snapshot) -> str:
-    return json.dumps([holdings.computed, holdings.tables])
+def _to_note(end: End) -> str:
+    return json.dumps([end.holdings.computed, end.holdings.tables, end.first.hex()])
 
 
-def _from_note(note: str) -> Snapshot | None:
+def _from_note(note: str) -> End | None:
     try:
-        computed, tables = json.loads(note)
-        return Snapshot(int(computed), tuple((int(n), tuple(map(int, held))) for n, held in tables))
+        computed, tables, first = json.loads(note)
+        holdings = Snapshot(int(computed), tuple((int(n), tuple(map(int, held))) for n, held in tables))
+        return End(holdings, bytes.fromhex(first))
     except (ValueError, TypeError):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,9 @@ class Disk(Protocol):
     def forget(self, name: bytes) -> None:
         """Deletes the file of that name, if there is one."""
 
+    def expel(self, names: Iterable[bytes]) -> None:
+        """As `forget`, for files that no later process may find either, whoever wrote them."""
+
     @property
     def num_files(self) -> int:
         """How many files are known."""
@@ -33,14 +36,22 @@ class Disk(Protocol):
         """Name and note of every file that has a note."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
-    """A saved page in host memory. `pins`: copies and lookups that use it now; `ready`: its bytes are there."""
+    """A saved page in host memory.
 
+    Attributes:
+        pins: copies and lookups that use it now.
+        ready: its bytes are there.
+        expelled: nobody finds it any more; its place is free as soon as nobody uses it.
+    """
+
+    name: bytes
     group: int
     slot: int
     pins: int = 0
     ready: bool = True
+    expelled: bool = False
 
 
 class SavedPages:
@@ -84,7 +95,7 @@ class SavedPages:
             if not self.disk.read(name, self.memory(group, slot)):
                 self.slots.free(group, slot)
                 return None
-            entry = self._entries[name] = Entry(group, slot)
+            entry = self._entries[name] = Entry(name, group, slot)
             self.reads += 1
         return entry
 
@@ -93,14 +104,36 @@ class SavedPages:
         slot = self.take_slot(group)
         if slot is None:
             return None
-        entry = self._entries[name] = Entry(group, slot, pins=1, ready=False)
+        entry = self._entries[name] = Entry(name, group, slot, pins=1, ready=False)
         return entry
 
-    def arrived(self, name: bytes) -> None:
-        """The page's bytes are in its place; they go on to the disk."""
-        entry = self._entries[name]
-        entry.pins, entry.ready = entry.pins - 1, True
-        self.write_down(name)
+    def arrived(self, entry: Entry) -> None:
+        """The page's bytes are in its place; they go on to the disk, unless it was expelled on its way."""
+        entry.ready = True
+        if not entry.expelled:
+            self.write_down(entry.name)
+        self.unpin([entry])
+
+    def unpin(self, entries: Iterable[Entry]) -> None:
+        """One copy or lookup less uses each of them."""
+        for entry in entries:
+            entry.pins -= 1
+            if entry.expelled and not entry.pins:
+                self.slots.free(entry.group, entry.slot)
+
+    def expel(self, names: Iterable[bytes]) -> int:
+        """How many of these pages were there, in host memory or on disk. From now on nobody finds them, after a restart
+        neither; the place of one that is being copied is free when its copies have ended."""
+        names = list(names)
+        gone = sum(map(self.has, names))
+        for name in names:
+            if entry := self._entries.pop(name, None):
+                entry.expelled = True
+                if not entry.pins:
+                    self.slots.free(entry.group, entry.slot)
+        if self.disk:
+            self.disk.expel(names)
+        return gone
 
     def drop(self, name: bytes) -> None:
         """Forgets the page in host memory; copies of it that are under way are the caller's affair."""

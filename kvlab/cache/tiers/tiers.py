@@ -193,16 +193,19 @@ class Tiers:
         new = self.finder.to_save(request)
         if not new:
             return None
-        pages = [(group, page) for _, group, page, _ in new]
+        pages = [(entry.group, page) for entry, page in new]
         self.cache.pins.pin(pages)
-        moves = [(group, page, slot) for _, group, page, slot in new]
-        names = [name for name, _, _, _ in new]
-        self._fly(moves, Flight(None, True, "", pages, lambda: self._arrived(names)))
+        moves = [(entry.group, page, entry.slot) for entry, page in new]
+        self._fly(moves, Flight(None, True, "", pages, lambda: self._arrived([entry for entry, _ in new])))
         return len(pages), sum(self.slots.page_bytes[g] for g, _ in pages)
 
-    def _arrived(self, names: list[bytes]) -> None:
-        for name in names:
-            self.saved.arrived(name)
+    def _arrived(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self.saved.arrived(entry)
+
+    def expel(self, request) -> int:
+        """How many saved pages nobody finds any more: all that the request could have read, see `Finder.expel`."""
+        return self.finder.expel(request)
 
     def find(self, request, above: int = 0) -> Found | None:
         """Saved tokens that the request begins with, all in host memory and pinned there; None when at most `above`."""
@@ -210,7 +213,7 @@ class Tiers:
 
     def release(self, found: Found) -> None:
         """Lets go of what was found."""
-        _unpin(found.entries)
+        self.saved.unpin(found.entries)
 
     def bytes_in(self, entries: Sequence[Entry]) -> int:
         """Bytes of saved pages."""
@@ -220,9 +223,4 @@ class Tiers:
         """Sends what was found on its way into the pool, where the request holds new pages for it."""
         pages = restore(self.cache, request_id, found.holdings)
         moves = [(g, page, entry.slot) for (g, page), entry in zip(pages, found.entries, strict=True)]
-        self._fly(moves, Flight(None, False, request_id, landed=lambda: _unpin(found.entries)))
-
-
-def _unpin(entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        entry.pins -= 1
+        self._fly(moves, Flight(None, False, request_id, landed=lambda: self.saved.unpin(found.entries)))
