@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,17 +47,37 @@ def check_platform() -> None:
         )
 
 
-def base_torch() -> tuple[str, list[str]] | None:
-    """Version of the torch that this interpreter already has, and the folders it lies in; None without."""
+@dataclass(frozen=True)
+class Base:
+    """A torch that another environment already has: its interpreter, its version, whether triton is there, and where."""
+
+    python: str
+    torch: str
+    triton: bool
+    folders: list[str]
+
+
+def base_torch() -> Base | None:
+    """The torch that this interpreter already has; None without."""
     code = (
-        "import json, sys, torch\n"
-        "print(json.dumps([torch.__version__, [p for p in sys.path if p.endswith(('site-packages', 'dist-packages'))]]))"
+        "import json, sys, torch\nfrom importlib.util import find_spec\n"
+        "folders = [p for p in sys.path if p.endswith(('site-packages', 'dist-packages'))]\n"
+        "print(json.dumps([torch.__version__, find_spec('triton') is not None, folders]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return None
-    version, folders = json.loads(done.stdout.splitlines()[-1])
-    return version, folders
+    return None if done.returncode else Base(sys.executable, *json.loads(done.stdout.splitlines()[-1]))
+
+
+def chosen_base(reuse: bool) -> Base | None:
+    """The torch to use from elsewhere: this interpreter's where that is asked for, else the one an earlier run chose."""
+    found = base_torch() if reuse and Path(sys.prefix).resolve() != VENV.resolve() else None
+    stamp = STAMPS / "base-torch.json"
+    if found or not stamp.is_file():
+        return found
+    kept = Base(**json.loads(stamp.read_text()))
+    if not all(Path(folder).is_dir() for folder in kept.folders):
+        fail(f"the torch of {kept.python} that .venv was made with is gone. Run `make distclean` and start again.")
+    return kept
 
 
 def python() -> str:
@@ -100,25 +121,28 @@ def mark(step: str, key: str) -> None:
     (STAMPS / step).write_text(key)
 
 
-def make_venv(reuse: bool) -> str | None:
-    """Makes `.venv`; returns the version of a torch taken from the base interpreter, or None."""
-    found = base_torch() if reuse and Path(sys.prefix).resolve() != VENV.resolve() else None
+def make_venv(reuse: bool) -> Base | None:
+    """Makes `.venv`; returns the torch that it takes from another environment, or None."""
+    found = chosen_base(reuse)
     if not Path(python()).exists():
         run([sys.executable, "-m", "venv", str(VENV)], "make .venv", "On Debian: apt-get install python3-venv.")
         mark("base", sys.executable)
-    if found:
-        version, folders = found
-        if tuple(int(n) for n in version.split("+")[0].split(".")[:2]) < TORCH_FLOOR:
-            fail(
-                f"torch {version} in {sys.executable} is older than {TORCH_FLOOR[0]}.{TORCH_FLOOR[1]}. Update it there."
-            )
-        pth = next((VENV / "lib").glob("python3.*/site-packages")) / "_base_torch.pth"
-        if f"python{sys.version_info[0]}.{sys.version_info[1]}" not in str(pth):
-            fail(f".venv was made from another Python than {sys.executable}. Run `make distclean` first.")
-        pth.write_text("\n".join(folders) + "\n")
-        print(f"setup: torch {version} of {sys.executable} is used and left as it is")
-        return version
-    return None
+    if not found:
+        return None
+    if tuple(int(n) for n in found.torch.split("+")[0].split(".")[:2]) < TORCH_FLOOR:
+        fail(f"torch {found.torch} in {found.python} is older than {TORCH_FLOOR[0]}.{TORCH_FLOOR[1]}. Update it there.")
+    if f"python{sys.version_info[0]}.{sys.version_info[1]}" not in str(base_path()):
+        fail(f".venv was made from another Python than {sys.executable}. Run `make distclean` first.")
+    if (base_path().parent / "torch").exists():
+        fail(f".venv has a torch of its own. To use the one of {found.python} run `make distclean` first.")
+    mark("base-torch.json", json.dumps(asdict(found)))
+    print(f"setup: torch {found.torch} of {found.python} is used and left as it is")
+    return found
+
+
+def base_path() -> Path:
+    """The file in `.venv` that puts the other environment's folders behind its own."""
+    return next((VENV / "lib").glob("python3.*/site-packages")) / "_base_torch.pth"
 
 
 def say_size(torch_there: bool) -> None:
@@ -135,21 +159,34 @@ def say_size(torch_there: bool) -> None:
         print(f"setup: warning: {free / 1e9:.1f} GB are free here; unpacked it takes up to {2.5 * total:.1f} GB")
 
 
-def install_packages(torch_version: str | None) -> None:
-    """Installs requirements.txt and kvlab; a torch that is there already is pinned to what it is."""
-    key = digest(*PACKAGES) + str(torch_version) + platform.python_version()
+def install_packages(base: Base | None) -> None:
+    """Installs requirements.txt and kvlab; a torch that is there already stays as it is."""
+    key = digest(*PACKAGES) + str(base and base.torch) + platform.python_version()
     if done("packages", key):
         return
-    say_size(torch_version is not None or _has_torch())
-    requirements = ROOT / "requirements.txt"
-    if torch_version:
-        STAMPS.mkdir(parents=True, exist_ok=True)
-        kept = [x for x in requirements.read_text().splitlines() if not x.startswith(("torch==", "triton=="))]
-        requirements = STAMPS / "requirements-without-torch.txt"
-        requirements.write_text("\n".join(kept) + "\n")
-    pip("-r", str(requirements), "-c", "constraints.txt", what="install the packages of requirements.txt")
+    say_size(base is not None or _has_torch())
+    if base:
+        install_beside(base)
+    else:
+        pip("-r", "requirements.txt", "-c", "constraints.txt", what="install the packages of requirements.txt")
     pip("-qq", "--no-deps", "-e", ".", what="install kvlab")
     mark("packages", key)
+
+
+def install_beside(base: Base) -> None:
+    """Installs everything but torch into `.venv`, and only then lets it see the other environment.
+
+    Seen earlier, a package that is there in the same version would count as installed, and its commands (ruff) and files
+    (JupyterLab's pages and extensions) would be missing here.
+    """
+    base_path().unlink(missing_ok=True)
+    theirs = ("torch==", "triton==") if base.triton else ("torch==",)
+    kept = [x for x in (ROOT / "requirements.txt").read_text().splitlines() if not x.startswith(theirs)]
+    ours = STAMPS / "requirements-without-torch.txt"
+    ours.write_text("\n".join(kept) + "\n")
+    pip("--no-deps", "-r", str(ours), "-r", "constraints.txt", what="install the pinned packages")
+    base_path().write_text("\n".join(base.folders) + "\n")
+    pip("-r", str(ours), "-c", "constraints.txt", what="install what these and that torch still need")
 
 
 def _has_torch() -> bool:
