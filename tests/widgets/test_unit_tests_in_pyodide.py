@@ -1,6 +1,6 @@
 """The tests of specs, plan, cache, schedule and simulate, run once in the Python of the published page (decision 11).
 
-Random schedules run there with their first two seeds; this machine's Python runs all of them.
+Random schedules run there with their first seed only; this machine's Python runs all of them.
 """
 
 from __future__ import annotations
