@@ -1,4 +1,4 @@
-"""Twenty seconds of `make soak` on a tiny model: cancels, pressure, prefixes; and that it notices what it watches for."""
+"""Six seconds of `make soak`, dense, on a tiny model: cancels, pressure, prefixes; and that it notices what it watches for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kvlab.lab.soak import Soak, SoakOptions, soak
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_twenty_seconds_of_load_leave_nothing_behind(seed):
+def test_six_seconds_of_load_leave_nothing_behind(seed):
     model = speaking.model()
-    found = soak(model, SoakOptions(seconds=20, rate=10, output=100, seed=seed))
+    found = soak(model, SoakOptions(seconds=6, rate=20, burst=32, output=100, seed=seed))
     assert found["problems"] == []
     assert set(found["ends"]) <= {"length", "left early"} and found["ends"]["left early"] > 0
     assert found["requests"] > 30 and found["preemptions"] > 0 and found["hits"] > 0 and found["compared"] >= 1
