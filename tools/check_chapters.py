@@ -13,7 +13,7 @@ import builtins
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,6 +145,34 @@ def measured_names(tree: ast.Module) -> set[str]:
     return found
 
 
+def only_reads(value: ast.expr, known: Iterable[str]) -> bool:
+    """Whether an expression takes values from what is there: it calls builtins and methods of known values alone."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and node.func.attr in IN_PLACE:
+                return False
+            names = [n.id for n in ast.walk(node.func) if isinstance(n, ast.Name)]
+            if not all(name in known or name in dir(builtins) for name in names):
+                return False
+    return True
+
+
+def measured_at(tree: ast.Module, index: int, known: dict[str, int]) -> dict[str, int]:
+    """`known`, in which cell each name was measured, after this cell; a name for what was there is as old as that.
+
+    Functions that a chapter writes or imports measure, whatever they are given. So a value that such a function only
+    looks up in what an earlier cell measured counts as new: that stays for the reader of a chapter to see.
+    """
+    known = dict(known)
+    for statement in tree.body:
+        at = index
+        if isinstance(statement, ast.Assign) and only_reads(statement.value, known):
+            read = {node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)}
+            at = max((known[name] for name in read if name in known), default=index)
+        known |= {name: at for name in measured_names(ast.Module([statement], []))}
+    return known
+
+
 def calls_of(tree: ast.Module, name: str) -> Iterator[tuple[str, ast.Call]]:
     """Key and call of every `name("key", ...)` or `book.name("key", ...)`."""
     for node in ast.walk(tree):
@@ -164,7 +192,7 @@ def unpredicted(cells: list[dict]) -> Iterator[str]:
             continue
         tree = parsed(source(cell))
         predicted |= {key: index for key, _ in calls_of(tree, "predict")}
-        measured |= {name: index for name in measured_names(tree)}
+        measured = measured_at(tree, index, measured)
         for key, call in calls_of(tree, "compare"):
             compared.add(key)
             if predicted.get(key, index) >= index:

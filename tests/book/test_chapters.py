@@ -110,6 +110,12 @@ EARLY = "cell 1: 'a' is asked after it was measured"
             None,
         ),  # changed in place, then compared
         ("found = {}", "found['x'] = 3\nbook.compare('a', found['x'])", None),
+        # another name for what was there is no measurement; a call of a function is one
+        ("run = measure()", "share = 100 * run.total('x')\nbook.compare('a', share)", EARLY),
+        ("run = measure()", "first, *_ = sorted(run)\nlow = round(first, 1)\nbook.compare('a', low)", EARLY),
+        ("model = small()", "run = measure(model)\nbook.compare('a', run.share)", None),
+        ("model = small()", "share = traffic.send(model)['hits']\nbook.compare('a', share)", None),
+        ("engine = Engine()", "done = engine.generate([1])\nbook.compare('a', done.steps)", None),
     ],
 )
 def test_a_prediction_is_asked_before_its_value_is_measured(before, after, said) -> None:
