@@ -15,7 +15,8 @@ SHOWN = ("kvlab", "torch", "transformers", "numpy", "numba", "jupyter-book", "ju
 INTRO = """# Status
 
 Every chapter of this book is executed before the book is built, and the build stops when one fails. This page is written
-by the build: it says when each chapter ran, on what, and which recorded measurements the chapters quote.
+by the build: it says when each chapter ran, on what, how long all of it took with the start of its kernel, and which
+recorded measurements the chapters quote.
 """
 
 
