@@ -8,6 +8,7 @@ from kvlab.cache.prefix import DESIGNS
 from kvlab.cli import main
 from kvlab.lab import bench_prefix
 from kvlab.lab.bench_prefix import PHASES, count_operations, manager, run_bench, serve, text
+from kvlab.schedule import Request, SamplingParams
 
 
 @pytest.mark.parametrize("design", DESIGNS)
@@ -30,6 +31,27 @@ def test_work_per_page_does_not_grow_with_the_pool(design):
     new_short, new_long, known = found[0]
     per_page = (new_long - new_short) / 20
     assert known < new_long and per_page < 120
+
+
+def test_a_look_up_in_the_tree_does_nothing_for_each_page():
+    """A known prompt is compared, and its pages are told, by as many lines of Python whatever its length; one that
+    leaves a known one in the middle is followed there by halving."""
+    rng, cache = random.Random(3), manager("radix", 2000)
+    long = text(rng, 4096)
+    serve(cache, "before", long)
+
+    def lines(tokens):
+        found = []
+        request = Request("again", tokens, SamplingParams())
+        count = count_operations(lambda: found.append(cache.match(request)))
+        return found[0].tokens, count
+
+    (few, short), (many, whole) = lines(long[:161]), lines(long)
+    assert (few, many) == (160, 4080) and short == whole
+    for same in (1, 100, 254):
+        left = long[: 16 * same] + text(rng, 4096 - 16 * same)
+        known, halved = lines(left)
+        assert known == 16 * same and halved < whole + 5 * 9, "2 ** 8 pages take 8 steps of a few lines"
 
 
 def test_the_record_names_what_was_measured(monkeypatch):

@@ -15,6 +15,7 @@ having one page for one history: what a second request computed at the same time
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
@@ -101,11 +102,11 @@ class HashChain:
 
     # growing
 
-    def insert(self, handle: Handle, history: History, pages: Sequence[Sequence[int]]) -> list[list[int]]:
+    def insert(self, handle: Handle, history: History, pages: Sequence[array[int]]) -> list[array[int]]:
         """The pages that the index has of the handle's next units; see `PrefixIndex.insert`."""
         at, last, run = handle.units, handle.units + len(pages[0]), handle.tail
         self._extend(history, last)
-        kept: list[list[int]] = [[] for _ in pages]
+        kept = [array("i") for _ in pages]
         while at < last:
             known, own = self.runs.get(history.digests[at]), [column[at - last :] for column in pages]
             if known is None:
@@ -126,7 +127,7 @@ class HashChain:
         self._stand(handle, run, at)
         return kept
 
-    def _grown(self, before: LinkRun | None, history: History, at: int, pages: list[Sequence[int]]) -> LinkRun:
+    def _grown(self, before: LinkRun | None, history: History, at: int, pages: list[array[int]]) -> LinkRun:
         """The run that has the history's links from unit `at` on: the one before them, when they lie at its end.
 
         It has as many as there are digests that lead nowhere else.
@@ -140,9 +141,11 @@ class HashChain:
         where, depths = self._where, self._depth
         for column, own in zip(self.columns, pages, strict=True):
             base = column.base
-            for depth, page in enumerate(own, at):
+            for depth, page in enumerate(own.tolist(), at):
                 if page:
                     where[page + base], depths[page + base] = run, depth
+                else:
+                    run.whole = False
         return run
 
     def _lead(self, digests: list[bytes], run: LinkRun) -> int:
@@ -158,12 +161,12 @@ class HashChain:
         runs.update(dict.fromkeys(digests[:count], run))
         return count
 
-    def _fill(self, run: LinkRun, at: int, pages: Sequence[Sequence[int]]) -> None:
+    def _fill(self, run: LinkRun, at: int, pages: Sequence[array[int]]) -> None:
         """Gives the links of `run` from unit `at` on the pages that they lack."""
+        if run.whole:
+            return
         first = at - run.start
         for column, own, new in zip(self.columns, run.pages, pages, strict=True):
-            if 0 not in own:
-                continue
             for i, page in enumerate(new, first):
                 if page and not own[i]:
                     own[i] = page
@@ -177,7 +180,7 @@ class HashChain:
         touched: list[LinkRun] = []
         for item in items:
             run = where[item]
-            where[item], at = None, depths[item] - run.start
+            where[item], at, run.whole = None, depths[item] - run.start, False
             if single:
                 run.pages[0][at] = 0
             else:

@@ -14,6 +14,7 @@ state after the unit. A column has no page where none was kept: behind a window,
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,7 +37,7 @@ class Column:
     base: int
 
 
-def clear_page(columns: Sequence[Column], pages: Sequence[list[int]], at: int, item: int) -> None:
+def clear_page(columns: Sequence[Column], pages: Sequence[array[int]], at: int, item: int) -> None:
     """Takes page `item`, by its number among all pages of the manager, out of unit `at`; `pages` are of each column."""
     for column, own in zip(columns, pages, strict=True):
         if own[at] and own[at] + column.base == item:
@@ -44,12 +45,21 @@ def clear_page(columns: Sequence[Column], pages: Sequence[list[int]], at: int, i
             return
 
 
+def has_gap(pages: array[int]) -> bool:
+    """Whether any of `pages` is 0: their bytes tell it at once where none is."""
+    return bytes(pages.itemsize) in pages.tobytes() and 0 in pages
+
+
 class Path(Protocol):
-    """A known history that a request begins with. `units` says how long it is."""
+    """A known history that a request begins with. `units` says how long it is; `whole`, when it is true, that no page
+    of it is missing in any column."""
 
     units: int
 
-    def pages(self, column: int) -> list[int]:
+    @property
+    def whole(self) -> bool: ...
+
+    def pages(self, column: int) -> array[int]:
         """The page of each unit, 0 where there is none."""
 
 
@@ -74,7 +84,7 @@ class PrefixIndex(Protocol):
     def lock(self, history: History, path: Path, units: int) -> Handle:
         """The place after the first `units` units of `path`."""
 
-    def insert(self, handle: Handle, history: History, pages: Sequence[Sequence[int]]) -> list[list[int]]:
+    def insert(self, handle: Handle, history: History, pages: Sequence[array[int]]) -> list[array[int]]:
         """The pages that the index has of the handle's next units from now on, by column; the handle stands behind
         them. They are `pages` (0: none), but where it had another one already."""
 

@@ -48,10 +48,11 @@ class History:
         self.tokens, self.unit = tokens, unit
         self._every = tagged(b"adapter", adapter.encode()) if adapter else b""
         self._first = tagged(b"salt", salt.encode()) if salt else b""
-        items = [_item(item) for item in media]
-        if items:
+        self._media: list[MediaItem] = []
+        if media:
+            items = [_item(item) for item in media]
             self._every += b"".join(tagged(b"media", digest.encode()) for digest, _, length in items if length < 0)
-        self._media = [item for item in items if item[2] >= 0]
+            self._media = [item for item in items if item[2] >= 0]
         self.namespace = self._every + self._first
         # of the first units, where a design asks for them
         self.digests: list[bytes] = []

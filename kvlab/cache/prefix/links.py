@@ -4,6 +4,7 @@ at their end. What is asked of many links at once is then one comparison or one 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,25 +30,27 @@ class LinkRun:
         before: the run whose link of unit start - 1 the first one continues; None at the root.
         digests, extras: of each link. tokens: the bytes of all links' tokens, `width` for each link.
         pages: of each column, the page of each link, 0 where there is none.
+        whole: no page is missing, or ever was; False: one may be.
         users: by number of units, the requests that stand behind so many, and the runs that continue there.
     """
 
-    __slots__ = ("before", "digests", "extras", "pages", "start", "tokens", "users", "width")
+    __slots__ = ("before", "digests", "extras", "pages", "start", "tokens", "users", "whole", "width")
 
     def __init__(self, start: int, before: LinkRun | None, columns: int, width: int) -> None:
         self.start, self.before, self.width = start, before, width
         self.digests: list[bytes] = []
         self.tokens = bytearray()
         self.extras: list[bytes] = []
-        self.pages: list[list[int]] = [[] for _ in range(columns)]
+        self.pages = [array("i") for _ in range(columns)]
         self.users: dict[int, int] = {}
+        self.whole = True
 
     @property
     def end(self) -> int:
         """Units up to the end of the last link."""
         return self.start + len(self.digests)
 
-    def append(self, history: History, first: int, last: int, pages: Sequence[Sequence[int]]) -> None:
+    def append(self, history: History, first: int, last: int, pages: Sequence[array[int]]) -> None:
         """Adds the links of the history's units first .. last - 1."""
         self.digests += history.digests[first:last]
         self.tokens += history.token_bytes(first, last)
@@ -77,7 +80,7 @@ class LinkRun:
             return count
         return next(i for i in range(count) if mine[i] != theirs[i])
 
-    def pages_from(self, units: int, count: int) -> list[list[int]]:
+    def pages_from(self, units: int, count: int) -> list[array[int]]:
         """Of each column, the pages of the `count` links from unit `units` on."""
         at = units - self.start
         return [column[at : at + count] for column in self.pages]
@@ -120,6 +123,7 @@ class LinkRun:
         """
         lengths = {len(self.tokens) / self.width, *map(len, (self.digests, self.extras, *self.pages))}
         assert len(lengths) == 1 and self.digests, "a run has lists of several lengths, or no links"
+        assert not (self.whole and any(0 in pages for pages in self.pages)), "a whole run lacks a page"
         assert self.num_needed() == len(self.digests), "a link without pages, and nobody behind it or on it"
         assert all(self.start < units <= self.end and n > 0 for units, n in self.users.items()), "users of no link"
         assert (self.before is None) == (self.start == 0), "a run begins at the root, or behind another"
@@ -137,9 +141,14 @@ class LinkPath:
         """The run that has the last of the first `units` units; None for none."""
         return next((run for run in reversed(self.runs) if run.start < units), None)
 
-    def pages(self, column: int) -> list[int]:
+    @property
+    def whole(self) -> bool:
+        """Whether no page of any column is missing, or ever was."""
+        return all(run.whole for run in self.runs)
+
+    def pages(self, column: int) -> array[int]:
         """The page of each unit in that column, 0 where there is none."""
-        found: list[int] = []
+        found = array("i")
         for run in self.runs:
             del found[run.start :]
             found += run.pages[column]

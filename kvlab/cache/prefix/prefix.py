@@ -89,7 +89,7 @@ class PrefixCache(Evicting):
         """The hit of `request` (its request_id, tokens, num_prompt, adapter, salt, media and priority count)."""
         tokens = request.tokens
         length, history = self._histories.get(request.request_id, (0, None))
-        if history is None or length != len(tokens):
+        if history is None or history.tokens is not tokens or length != len(tokens):
             history = History(tokens, self.unit, request.adapter, request.salt, request.media)
             self._histories[request.request_id] = len(tokens), history
         path = self.index.walk(history, (len(tokens) - 1) // self.unit)
@@ -112,7 +112,7 @@ class PrefixCache(Evicting):
             del table[units * len(rule.columns) :]
             dead = rule.dead(units)
             if dead:
-                table[dead.start : dead.stop] = [NULL_BLOCK] * len(dead)
+                table[dead.start : dead.stop] = array("i", [NULL_BLOCK]) * len(dead)
             tables.append(table)
         known = path.units * self.unit
         return Hit(units * self.unit, tuple(tables), states, known, history, path, self.version, num_prompt, priority)
@@ -207,12 +207,12 @@ class PrefixCache(Evicting):
         for rule in self.rules:
             count = len(rule.columns)
             if rule.is_state:
-                pages = [0] * (last - first)
+                pages = array("i", [0]) * (last - first)
                 if rule.group in states and first * self.unit < length <= last * self.unit:
                     pages[length // self.unit - 1 - first] = states[rule.group]
                 own.append(pages)
                 continue
-            pages = tables[rule.group][first * count : last * count].tolist()
+            pages = tables[rule.group][first * count : last * count]
             own += [pages[place::count] for place in range(count)] if count > 1 else [pages]
         self.version += 1
         kept = self.index.insert(standing.handle, standing.history, own)
@@ -236,13 +236,12 @@ class PrefixCache(Evicting):
                 pool.free([old])
                 self.counters.adopted += 1
 
-    def _mark(self, rule: GroupRule, pages: Sequence[int], priority: int) -> None:
+    def _mark(self, rule: GroupRule, pages: array[int], priority: int) -> None:
         """Notes that `pages` are cached."""
-        cached, new = self.pools[rule.group].cached, []
-        for page in pages:
-            if page and not cached[page]:
-                cached[page] = True
-                new.append(page)
+        cached = self.pools[rule.group].cached
+        new = [page for page in pages.tolist() if page and not cached[page]]
+        for page in new:
+            cached[page] = True
         self.counters.inserted += len(new)
         order = self.orders[self._layout.pool_of(rule.group)]
         if order.ranks:

@@ -12,6 +12,7 @@ Source: SGLang srt/mem_cache/radix_cache.py; it differs by comparing bytes, and 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 from kvlab.cache.prefix.index import Column, Handle, clear_page
@@ -61,7 +62,7 @@ class RadixTree:
         root = path.root
         if root is None:
             name = history.namespace
-            root = self.roots.setdefault(name, Node(None, 0, b"", [[] for _ in self.columns], name))
+            root = self.roots.setdefault(name, Node(None, 0, b"", [array("i") for _ in self.columns], name))
         node = root
         for one in path.nodes:
             if one.start >= units:
@@ -101,11 +102,11 @@ class RadixTree:
 
     # growing
 
-    def insert(self, handle: Handle, history: History, pages: Sequence[Sequence[int]]) -> list[list[int]]:
+    def insert(self, handle: Handle, history: History, pages: Sequence[array[int]]) -> list[array[int]]:
         """The pages that the index has of the handle's next units; see `PrefixIndex.insert`."""
         first, count, width = handle.units, len(pages[0]), history.unit * TOKEN_BYTES
         data, node, at = history.token_bytes(first, first + count), handle.tail, 0
-        kept: list[list[int]] = [[] for _ in pages]
+        kept = [array("i") for _ in pages]
         while at < count:
             extra = history.media_of(first + at)
             child = node.children.get(data[at * width : (at + 1) * width] + extra)
@@ -129,7 +130,7 @@ class RadixTree:
         handle.units, handle.tail = first + count, node
         return kept
 
-    def _grown(self, handle: Handle, node: Node, key: bytes, pages: list[Sequence[int]], extra: bytes) -> Node:
+    def _grown(self, handle: Handle, node: Node, key: bytes, pages: list[array[int]], extra: bytes) -> Node:
         """The node that has these units behind `node`: itself, when the handle's request alone stands there."""
         own = node is handle.tail and node.locks == 1 and not node.children and node.parent and not node.extra
         if own and not extra:
@@ -139,27 +140,27 @@ class RadixTree:
             grown, at = node, node.units
             node.units += len(pages[0])
         else:
-            grown, at = Node(node, node.start + node.units, key, [list(column) for column in pages], extra), 0
+            grown, at = Node(node, node.start + node.units, key, [column[:] for column in pages], extra), 0
             node.children[key[: len(key) // grown.units] + extra] = grown
         self._note(grown, at)
         return grown
 
     def _note(self, node: Node, first: int) -> None:
         """Notes where the pages of `node` are, from unit `first` of it on, and counts them."""
-        live = 0
+        where, depths = self._where, self._depth
+        live = (node.units - first) * len(node.pages)
         for column, pages in zip(self.columns, node.pages, strict=True):
             base = column.base
-            for depth, page in enumerate(pages[first:], node.start + first):
+            for depth, page in enumerate(pages[first:].tolist(), node.start + first):
                 if page:
-                    self._where[page + base], self._depth[page + base] = node, depth
-                    live += 1
+                    where[page + base], depths[page + base] = node, depth
+                else:
+                    live -= 1
         self._count(node, live)
 
-    def _fill(self, node: Node, pages: Sequence[Sequence[int]]) -> None:
+    def _fill(self, node: Node, pages: Sequence[array[int]]) -> None:
         """Gives `node` the pages that it lacks."""
-        for c, column in enumerate(self.columns):
-            if 0 not in node.pages[c]:
-                continue
+        for c, column in enumerate(() if node.whole else self.columns):
             for at, page in enumerate(pages[c][: node.units]):
                 if page and not node.pages[c][at]:
                     node.pages[c][at] = page

@@ -10,10 +10,11 @@ Source: vLLM v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator.find_long
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlab.cache.prefix.index import Path
+from kvlab.cache.prefix.index import Path, has_gap
 from kvlab.specs.pages import dead_pages
 from kvlab.specs.parts import Retention
 
@@ -46,12 +47,12 @@ class GroupRule:
         """Whether it gives pages back while its request runs."""
         return self.retention.rule in ("window", "chunk")
 
-    def pages(self, path: Path, units: int) -> list[int]:
+    def pages(self, path: Path, units: int) -> array[int]:
         """Its pages of the first `units` units of `path`, in the order of its block table; a state's one per unit."""
         if len(self.columns) == 1:
             found = path.pages(self.columns[0])
             return found if len(found) == units else found[:units]
-        found = [0] * (units * len(self.columns))
+        found = array("i", [0]) * (units * len(self.columns))
         for place, column in enumerate(self.columns):
             found[place :: len(self.columns)] = path.pages(column)[:units]
         return found
@@ -63,7 +64,7 @@ class GroupRule:
         dead = dead_pages(self.retention, self.block_size, max(0, units * self.unit - self.slack))
         return range(dead.start, max(dead.start, min(dead.stop, units * len(self.columns))))
 
-    def longest(self, pages: Sequence[int], units: int) -> int:
+    def longest(self, pages: array[int], units: int) -> int:
         """The largest number of units, at most `units`, that the group can go on from."""
         per_unit = len(self.columns)
         if self.is_state:
@@ -84,9 +85,9 @@ class GroupRule:
         return units
 
 
-def _first_gap(pages: Sequence[int], start: int, stop: int) -> int:
+def _first_gap(pages: array[int], start: int, stop: int) -> int:
     """The first index from `start` on without a page, or `stop`."""
-    if start == 0 and stop == len(pages) and all(pages):
+    if start == 0 and stop == len(pages) and not has_gap(pages):
         # the usual answer, told faster
         return stop
     try:
@@ -95,7 +96,7 @@ def _first_gap(pages: Sequence[int], start: int, stop: int) -> int:
         return stop
 
 
-def _last_gap(pages: Sequence[int], start: int, stop: int) -> int | None:
+def _last_gap(pages: array[int], start: int, stop: int) -> int | None:
     """The last index in start .. stop - 1 without a page."""
     for i in range(stop - 1, start - 1, -1):
         if not pages[i]:
@@ -103,10 +104,12 @@ def _last_gap(pages: Sequence[int], start: int, stop: int) -> int | None:
     return None
 
 
-def longest_common(rules: Sequence[GroupRule], path: Path, units: int) -> tuple[int, list[Sequence[int]]]:
+def longest_common(rules: Sequence[GroupRule], path: Path, units: int) -> tuple[int, list[array[int]]]:
     """The units, at most `units`, that every group can go on from, and each group's pages of `path`."""
     pages = [rule.pages(path, min(units, path.units)) for rule in rules]
     found, agreed = min(units, path.units), -1
+    if path.whole:
+        return found, pages
     while found != agreed:
         agreed = found
         for rule, own in zip(rules, pages, strict=True):

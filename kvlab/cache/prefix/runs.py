@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from kvlab.cache.prefix.keys import History
 
 
@@ -17,11 +19,18 @@ class Node:
 
     __slots__ = ("children", "extra", "key", "live", "locks", "pages", "parent", "start", "units")
 
-    def __init__(self, parent: Node | None, start: int, key: bytes, pages: list[list[int]], extra: bytes = b"") -> None:
+    def __init__(
+        self, parent: Node | None, start: int, key: bytes, pages: list[array[int]], extra: bytes = b""
+    ) -> None:
         self.parent, self.start, self.key, self.pages, self.extra = parent, start, bytearray(key), pages, extra
         self.children: dict[bytes, Node] = {}
         self.locks, self.live = 0, 0
         self.units = len(pages[0])
+
+    @property
+    def whole(self) -> bool:
+        """Whether no page is missing."""
+        return self.live == self.units * len(self.pages)
 
     def num_needed(self) -> int:
         """Units up to the last one that has a page."""
@@ -41,16 +50,23 @@ class NodePath:
     def __init__(self, root: Node | None, nodes: list[Node], units: int) -> None:
         self.root, self.nodes, self.units = root, nodes, units
 
-    def pages(self, column: int) -> list[int]:
+    @property
+    def whole(self) -> bool:
+        """Whether no page of any column is missing."""
+        return all(node.whole for node in self.nodes)
+
+    def pages(self, column: int) -> array[int]:
         """The page of each unit in that column, 0 where there is none."""
         if not self.nodes:
-            return []
-        *whole, last = self.nodes
-        found: list[int] = []
-        for node in whole:
-            found += node.pages[column]
+            return array("i")
+        last = self.nodes[-1]
         rest = last.pages[column][: self.units - last.start]
-        return found + rest if found else rest
+        if last is self.nodes[0]:
+            return rest
+        found = array("i")
+        for node in self.nodes[:-1]:
+            found += node.pages[column]
+        return found + rest
 
 
 def num_common(node: Node, history: History, at: int, most: int) -> int:
