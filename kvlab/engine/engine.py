@@ -19,6 +19,7 @@ from kvlab.cache import KVCacheManager
 from kvlab.cache.kept import PageCopy
 from kvlab.cache.waste import PoolUse, pool_use
 from kvlab.engine.adapters import Adapters
+from kvlab.engine.finite import RowCheck
 from kvlab.engine.kv_formats import finished_views, kv_formats
 from kvlab.engine.options import EngineOptions, engine_options
 from kvlab.engine.prompts import end_ids, prompt_ids
@@ -87,6 +88,7 @@ class Engine:
         views = finished_views(views, model, self.limits.max_model_len, self.options.kv_scales)
         decoder = model.decoder.for_length(self.limits.max_model_len)
         self.runner = Runner(decoder, self.cache, views, self.limits, self.options.pad_to)
+        self.row_check = RowCheck(self.runner)
         self.adapters = Adapters(decoder)
         self.runner.deltas_of = self.adapters.deltas
         speculation = self.options.speculation
@@ -130,12 +132,13 @@ class Engine:
         if drafting:
             drafting.begin(step)
         tokens = self.runner.run(step, lambda logits: self._pick(step, logits))
+        spoiled = self.row_check.spoiled(step)
         for chunk in step.chunks:
             if chunk.keeps_state:
                 self.copy_pages(self.cache.copies_for(chunk.request.request_id, chunk.start + chunk.count))
         self._note_peak(step)
         picked = drafting.settle(step, tokens) if drafting else [None if t < 0 else t for t in tokens]
-        outputs = self.scheduler.update(step, picked, time.monotonic(), self.runner.spoiled)
+        outputs = self.scheduler.update(step, picked, time.monotonic(), spoiled)
         for output in outputs:
             if output.finish_reason:
                 del self.requests[output.request_id]
@@ -266,6 +269,7 @@ class Engine:
             pool.on_free = lambda blocks, group=i: self.storage.fill(255, group, blocks)
 
     def _pick(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
+        self.row_check.launch(step)
         if self.speculator:
             return self.speculator.pick(step, logits)
         requests = [chunk.request for chunk in step.sampling]

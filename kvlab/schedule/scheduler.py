@@ -123,7 +123,7 @@ class Scheduler:
         """What the requests of `step` got.
 
         `sampled` holds, for each chunk that samples, a token, or None when its logits are not finite; for a chunk with
-        drafts what was verified of it. `spoiled` are requests whose chunk sampled nothing and is not finite either.
+        drafts what was verified of it. `spoiled` are requests with other rows that are not finite.
         What belongs to a request that ended or was preempted since then is dropped.
         """
         self._under_way = frozenset()
@@ -139,7 +139,7 @@ class Scheduler:
             if chunk.drafts:
                 self.emit(now, "accept", request, f"of {len(chunk.drafts)}", len(verified.tokens) - 1)
             for token in verified.tokens:
-                if token is None and (chunk.samples or request.request_id in spoiled):
+                if (token is None and chunk.samples) or request.request_id in spoiled:
                     # what this step wrote is never offered to others
                     outputs.append(self._fail(request, now))
                     break

@@ -8,9 +8,11 @@ from kinds import kind
 
 from kvlab.cache.prefix import DESIGNS, PrefixOptions
 from kvlab.engine import Engine, SamplingParams
+from kvlab.engine.finite import spoiled_requests
 from kvlab.engine.tiers import TierOptions
+from kvlab.lab.failures import unwatched
 from kvlab.plan.policies import default_block_size
-from kvlab.schedule import SchedulingPolicy
+from kvlab.schedule import Chunk, Request, SchedulingPolicy, Step
 from kvlab.specs.pools import pool_layout
 from kvlab.specs.rollback import RollbackPolicy
 
@@ -21,7 +23,7 @@ GREEDY = SamplingParams(3, ignore_eos=True)
 @contextmanager
 def poisoned(model):
     """Within: the embedding of token BAD is NaN."""
-    table = next(t for name, t in model.model.decoder.weights.named.items() if name.endswith("embed_tokens.weight"))
+    table = next(t for name, t in model.decoder.weights.named.items() if name.endswith("embed_tokens.weight"))
     row = table[BAD].clone()
     table[BAD] = float("nan")
     try:
@@ -73,7 +75,7 @@ def test_no_page_of_such_a_step_is_found_again(name, design):
     good = [(5 * i + 13) % model.vocab for i in range(BEFORE + AFTER)]
     assert BAD not in good
     bad = [*good[:BEFORE], BAD, *good[BEFORE:]]
-    with poisoned(model):
+    with poisoned(model.model):
         engine = engine_of(model, design)
         engine.storage.fill(0)
         # it ends by itself, is aborted while its prompt is computed, is moved down on the way
@@ -90,3 +92,66 @@ def test_no_page_of_such_a_step_is_found_again(name, design):
         again = engine.requests[engine.add_request(good, GREEDY)]
         drain(engine)
     assert again.output == model.tokens(good, GREEDY)
+
+
+@contextmanager
+def spoiling(engine):
+    """Within: the row of token BAD ends in NaN, and so does what its slots keep. As after a kernel whose tiles leave
+    out what lies behind a window: no other row has heard of it."""
+    decoder = engine.runner.decoder
+    whole = decoder.hidden_states
+
+    def hidden_states(ids, batches, views, *others):
+        hidden = whole(ids, batches, views, *others)
+        for row in (ids == BAD).nonzero().flatten().tolist():
+            hidden[row] = float("nan")
+            page, offset = divmod(int(batches[0].slot_mapping[row]), views[0][0].block_size)
+            for layer in views:
+                layer[0].k[page, :, offset] = float("nan")
+        return hidden
+
+    decoder.hidden_states = hidden_states
+    try:
+        yield
+    finally:
+        del decoder.hidden_states
+
+
+@pytest.mark.parametrize("budget", [64, 36], ids=["its last row is sampled from", "no row is"])
+def test_a_bad_row_in_the_middle_of_a_chunk_ends_the_request(tiny, budget):
+    """All layers have windows of 7, so the request would go on, and leave the bad page to others."""
+    model, tokens = tiny("window").model(), tiny("window").reference.tokens
+    good, params = [12 + (5 * i) % 49 for i in range(20)], SamplingParams(6, ignore_eos=True)
+    bad = [*good[:4], BAD, *(12 + (7 * i) % 49 for i in range(30))]
+
+    def asked(engine):
+        # pages that nobody held have finite numbers
+        engine.storage.fill(0)
+        with spoiling(engine):
+            requests = [engine.requests[engine.add_request(prompt, params)] for prompt in (good, bad)]
+            while engine.scheduler.has_work:
+                engine.step()
+        return [(r.finish_reason, r.output) for r in requests]
+
+    options = {"block_size": 4, "num_blocks": 60, "max_batched_tokens": budget, "prefix": PrefixOptions()}
+    blind, engine = (Engine(model, tiers=TierOptions(1 << 20), **options) for _ in range(2))
+    with unwatched(blind):
+        assert asked(blind) == [("length", tokens(good, params)), ("length", tokens(bad, params))]
+    with pytest.raises(AssertionError, match="a page with NaN can be found"):
+        assert_finite(blind)
+    assert asked(engine) == [("length", tokens(good, params)), ("error", [])]
+    assert_finite(engine)
+    assert engine.generate([bad[:10]], params)[0].token_ids == tokens(bad[:10], params)
+
+
+def test_every_row_counts_from_which_nobody_samples():
+    def chunk(name, count, samples, drafts=()):
+        return Chunk(Request(name, [1] * 9, GREEDY), 0, count, samples, drafts=drafts)
+
+    chunks = chunk("a", 1, True), chunk("b", 4, False), chunk("c", 5, True, (7, 8)), chunk("d", 1, False)
+    # row by row, and one of padding behind them
+    owners = [None, *"bbbb", "c", "c", None, None, None, "d", None]
+    for row, owner in enumerate(owners):
+        finite = torch.ones(len(owners), dtype=torch.bool)
+        finite[row] = False
+        assert spoiled_requests(Step(1, chunks), finite.numpy()) == {owner} - {None}
