@@ -23,6 +23,7 @@ from kvlab.ops.selected_pages import selected_pages
 from kvlab.ops.ssd import SSDRows, ssd
 from kvlab.ops.views import page_views, part_views
 from kvlab.ops.write_kv import write_kv
+from kvlab.ops.write_kv.triton_ import KINDS
 from kvlab.specs.formats import get_format
 from kvlab.specs.grouped import grouped
 from kvlab.specs.layout import page_layout
@@ -67,6 +68,8 @@ def cases(device: torch.device) -> dict[str, Callable[[], tuple[float, float]]]:
     found: dict[str, Callable[[], tuple[float, float]]] = {}
     for fmt in (*triton_.WHOLE, *triton_.PACKED):
         found[f"decode and prefill {fmt}"] = lambda fmt=fmt: _attention(device, fmt, (64, 64), {})
+    for fmt in KINDS:
+        found[f"cache write {fmt}"] = lambda fmt=fmt: _write(device, fmt)
     for dim in (80, 128, 256):
         found[f"decode and prefill {dim}"] = lambda dim=dim: _attention(device, "bf16", (dim, dim), {"window": 7})
     found["decode and prefill 192/128"] = lambda: _attention(device, "bf16", (192, 128), {"softcap": 20.0})
@@ -105,6 +108,18 @@ def _attention(device: torch.device, fmt: str, dims: tuple[int, int], rules: dic
     query = torch.randn(8, 6, dims[0], device=device).to(dtype)
     batch = make_batch([1, 7], [20, 40], table, 16)
     return _both(lambda: paged_attention(query, views, batch, scale=dims[0] ** -0.5, **rules), dtype)
+
+
+def _write(device: torch.device, fmt: str) -> tuple[float, float]:
+    """Share of bytes that the kernel writes otherwise than the host's encoder; sums of turned rows may round otherwise."""
+    rows = [torch.randn(7, 3, n).bfloat16() for n in (128, 80)]
+    slots, found = torch.tensor([4, -1, 11, 23, 9, 0, 17]), []
+    for place, name in ((device, "triton"), (torch.device("cpu"), "reference")):
+        buffer, layout = _pages(place, Attention(3, 128, 80, get_format(fmt)), 4, 7)
+        with forced(name):
+            write_kv(*(x.to(place) for x in rows), page_views(buffer, layout), slots.to(place))
+        found.append(buffer.cpu())
+    return float((found[0] != found[1]).double().mean()), 0.01 if fmt.endswith("_had") else 0.0
 
 
 def _closed(device: torch.device, fmt: str) -> tuple[float, float]:

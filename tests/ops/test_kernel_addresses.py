@@ -10,7 +10,7 @@ import pytest
 OPS = Path(__file__).parents[2] / "kvlab" / "ops"
 FILES = sorted(p for p in OPS.rglob("triton_*.py") if "@triton.jit" in p.read_text(encoding="utf-8"))
 # functions of kernels that give int64, and which of their results
-WIDE_CALLS = {"page_rows": "all", "place": (0, 1, 2), "sequence_of": (0,)}
+WIDE_CALLS = {"page_rows": "all", "place": (0, 1, 2), "sequence_of": (0,), "block_of": (0, 1, 2, 3)}
 # parameters that callers pass as int64; the test of calls below holds it
 WIDE_PARAMETERS = ("i_seq", "i_kv", "i_page", "i_head", "i_position", "o_head", "o_scale")
 

@@ -133,8 +133,13 @@ CI = {
     "decode/llama-3-8b/fp8_e4m3": NVIDIA, "decode/llama-3-8b/int8": ("sm_90",), "decode/llama-3-8b/int4": NVIDIA,
     "decode/llama-3-8b/int4_g32": ("sm_90",), "decode/llama-3-8b/mxfp4": ("sm_90",),
     "prefill/llama-3-8b/bf16": FULL, "prefill/gemma-2-9b/bf16": NVIDIA, "prefill/deepseek-expanded/bf16": ("sm_90",),
-    "prefill/llama-3-8b/fp8_e4m3": ("sm_90",), "verify-tree/llama-3-8b/bf16": ("sm_90",),
+    "prefill/llama-3-8b/fp8_e4m3": ("sm_90",), "prefill/llama-3-8b/int4": FULL,
+    "prefill/llama-3-8b/int4_g32": ("sm_90",), "prefill/llama-3-8b/nvfp4": NVIDIA, "prefill/llama-3-8b/mxfp4": ("sm_90",),
+    "verify-tree/llama-3-8b/bf16": ("sm_90",),
     "merge/llama-3-8b/bf16": ("sm_90",), "write/llama-3-8b/bf16": FULL, "write/llama-3-8b/fp8_e4m3": ("sm_80", "sm_90"),
+    "write/llama-3-8b/fp8_e5m2_row": ("sm_90",), "write/llama-3-8b/int8_asym": ("sm_90",),
+    "write/llama-3-8b/int4": ("sm_90",), "write/llama-3-8b/int4_g32": ("sm_90",), "write/llama-3-8b/nvfp4": ("sm_90",),
+    "write/llama-3-8b/mxfp4": ("sm_90",), "write/llama-3-8b/int4_had": FULL, "write/llama-3-8b/int3_had": ("sm_90",),
     "mla-decode/deepseek-v3/bf16": NVIDIA, "mla-decode/deepseek-v3/fp8_e4m3": ("sm_90",),
     "closed-decode/llama-3-8b/kivi4": NVIDIA, "closed-decode/llama-3-8b/kivi2": ("sm_90",),
     "ssd-decode/mamba-2-2.7b/fp32": ("sm_90",),
@@ -164,7 +169,7 @@ def _attention_configs() -> list[Config]:
         ):  # fp32 is for tests, the others are a kernel of the list
             shape = replace(llama, fmt=fmt)
             found.append(config_of(f"decode/llama-3-8b/{fmt}", lambda s=shape: decode(s), attention_cost(shape)))
-    for fmt in ("fp8_e4m3", "int8"):
+    for fmt in ("fp8_e4m3", "int8", "int4", "int4_g32", "nvfp4", "mxfp4"):
         shape = replace(llama, fmt=fmt, new=NEW, batch=CHUNKS)
         found.append(config_of(f"prefill/llama-3-8b/{fmt}", lambda s=shape: prefill(s), attention_cost(shape)))
     verify = replace(llama, new=min(32, NEW))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
-from kvlab.ops.attention import torch_
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.attention.triton_decode import paged_decode
 from kvlab.ops.attention.triton_merge import merge_launch
 from kvlab.ops.attention.triton_packed import paged_decode_packed
 from kvlab.ops.attention.triton_prefill import paged_prefill
+from kvlab.ops.attention.triton_prefill_packed import paged_prefill_packed
 from kvlab.ops.batch import AttentionBatch
-from kvlab.ops.tree import TreeMask
 from kvlab.ops.triton_support import Launch, interpreted, native_fp8, power_of_2, warp_group_products
 from kvlab.ops.views import PageViews
 
@@ -48,24 +47,12 @@ def paged_attention(
     if decodes < batch.num_tokens:
         out[decodes:] = 0
     if decodes < batch.num_seqs:
-        if views.format in PACKED:
-            torch_.paged_attention(query, views, chunks_of(batch), rules, out)
-        else:
-            prefill_launch(entered(query, views), views, batch, rules, out).run()
-            out[decodes:] = left(out[decodes:], views)
+        prefill_launch(entered(query, views), views, batch, rules, out).run()
+        out[decodes:] = left(out[decodes:], views)
     if decodes:
         for launch in decode_launches(entered(query[:decodes], views), views, batch, rules, out[:decodes]):
             launch.run()
         out[:decodes] = left(out[:decodes], views)
-
-
-def chunks_of(batch: AttentionBatch) -> AttentionBatch:
-    """The sequences after the decodes; rows keep their numbers."""
-    n = batch.num_decodes
-    parts = {"query_start_loc": batch.query_start_loc[n:], "seq_lens": batch.seq_lens[n:]}
-    parts |= {"block_table": batch.block_table[n:], "query_lens": batch.query_lens[n:], "ends": batch.ends[n:]}
-    tree = None if batch.tree is None else TreeMask(batch.tree.ancestors[n:], batch.tree.sizes[n:])
-    return replace(batch, num_seqs=batch.num_seqs - n, num_decodes=0, tree=tree, **parts)
 
 
 def entered(query: torch.Tensor, views: PageViews) -> torch.Tensor:
@@ -163,12 +150,14 @@ def prefill_launch(
     out: torch.Tensor,
 ) -> Launch:
     """The launch that attends the batch's chunks, all sequences after its decodes, into rows of `out` [T, Hq, Dv]."""
-    kv_heads, first, tree = views.k.shape[1], batch.num_decodes, batch.tree
-    meta = whole_meta(query, views, rules)
+    kv_heads, first, tree, packed = views.k.shape[1], batch.num_decodes, batch.tree, views.format in PACKED
+    meta = (packed_meta if packed else whole_meta)(query, views, rules)
     wide = max(query.shape[2], out.shape[2]) > 128
     large = warp_group_products(query.device) and not wide and not tree
     block_m = power_of_2(meta["GROUP"], 128 if large else 64)
-    block_n = 32 if tree else meta["BLOCK_N"]  # a tree's mask is a second tile of the scores' size
+    # a tree's mask is a second tile of the scores' size, two halves are two products' operands in registers
+    small = tree or wide or (packed and not large)
+    block_n = 32 if small else meta["BLOCK_N"]
     meta |= {"BLOCK_M": block_m, "BLOCK_Q": block_m // meta["GROUP"], "BLOCK_N": block_n}
     args = page_args(query, views, batch, rules) | {
         "p_start": batch.query_start_loc, "p_tree": tree.ancestors.view(torch.uint8) if tree else None,
@@ -178,7 +167,7 @@ def prefill_launch(
     }  # fmt: skip
     # each sequence may end in a block that is not full
     blocks = (query.shape[0] - first) // meta["BLOCK_Q"] + batch.num_seqs - first
-    return Launch(paged_prefill, (blocks, kv_heads), args, meta, num_warps=8)
+    return Launch(paged_prefill_packed if packed else paged_prefill, (blocks, kv_heads), args, meta, num_warps=8)
 
 
 def count_splits(longest: int, rules: Rules, split: int) -> int:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvlab.ops.attention.triton_packed import spread
-from kvlab.ops.attention.triton_tiles import LOG2E, capped, finish, place, product, soften
+from kvlab.ops.attention.triton_halves import spread
+from kvlab.ops.attention.triton_tiles import finish, place, product, scored, soften
 
 
 @triton.jit
@@ -64,10 +64,9 @@ def closed_decode(
             b_step = tl.load(p_k_scale + o_pair, mask=m_pair, other=0.0)
             b_low = tl.load(p_k_scale + o_pair + 1, mask=m_pair, other=0.0)
             b_key = b_k.to(tl.float32) * spread(b_step, RUNS * BLOCK_R, N) + spread(b_low, RUNS * BLOCK_R, N)
-            b_score = capped(product(b_q, b_key.to(COMPUTE)) * scale, softcap, SOFTCAP) * LOG2E
-            if p_alibi is not None:
-                b_slope = tl.load(p_alibi + o_head, mask=m_head, other=0.0).to(tl.float32) * LOG2E
-                b_score += b_slope[:, None] * (o_token - n + 1).to(tl.float32)[None, :]
+            o_away = (o_token - n + 1)[None, :]
+            b_score = product(b_q, b_key.to(COMPUTE))
+            b_score = scored(b_score, scale, softcap, p_alibi, o_head, m_head, o_away, SOFTCAP)
             b_score = tl.where(m_token[None, :], b_score, float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvlab.ops.attention.triton_tiles import LOG2E, capped, finish, floats, page_rows, place, product, soften
+from kvlab.ops.attention.triton_tiles import finish, page_rows, place, scored, soften
+from kvlab.ops.attention.triton_whole import whole_scores, whole_sums
 
 
 @triton.jit
@@ -26,9 +27,7 @@ def paged_decode(
 ):  # fmt: skip
     """Program (head block, split, sequence). p_out [B, Hq, DV], or of a split that is not
     ALONE fp32 [B, splits, Hq, DV] with p_lse [B, splits, Hq]. Tokens before p_first [B], if given, are left out.
-
-    SCALES of a token's row: 0 none, 1 a factor, 2 a step and a smallest value. They act on scores and weights, one
-    number per token, and not on the tiles of codes.
+    SCALES as in `triton_whole`.
     """
     i_kv, i_seq, o_head, m_head, n, first, stop = place(p_len, p_first, GROUP, BLOCK_H, SPLIT, WINDOW, CHUNK)
     o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
@@ -46,28 +45,17 @@ def paged_decode(
             o_k = page_rows(p_row, o_token, m_token, s_page, s_k_token, PAGE) + i_kv * s_k_head
             m_k = m_token[:, None] & (o_d < D)[None, :]
             b_k = tl.load(p_k + o_k[:, None] + o_d[None, :], mask=m_k, other=0.0)  # codes
-            b_score = product(b_q, tl.trans(floats(b_k, COMPUTE, SOFT_FP8)))
-            if SCALES:
-                o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_scale_token, PAGE) + i_kv * s_scale_head
-                b_score *= tl.load(p_k_scale + o_scale, mask=m_token, other=0.0)[None, :]
-            if SCALES == 2:
-                b_score += b_q_sum[:, None] * tl.load(p_k_scale + o_scale + 1, mask=m_token, other=0.0)[None, :]
-            b_score = capped(b_score * scale, softcap, SOFTCAP) * LOG2E
-            if p_alibi is not None:
-                b_slope = tl.load(p_alibi + o_head, mask=m_head, other=0.0).to(tl.float32) * LOG2E
-                b_score += b_slope[:, None] * (o_token - n + 1).to(tl.float32)[None, :]
+            o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_scale_token, PAGE) + i_kv * s_scale_head
+            b_score = whole_scores(b_q, b_q_sum, b_k, p_k_scale, o_scale, m_token, SCALES, SOFT_FP8, COMPUTE)
+            o_away = (o_token - n + 1)[None, :]
+            b_score = scored(b_score, scale, softcap, p_alibi, o_head, m_head, o_away, SOFTCAP)
             b_score = tl.where(m_token[None, :], b_score, float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
-            b_acc *= b_factor[:, None]
-            if SCALES == 2:
-                b_low = tl.load(p_v_scale + o_scale + 1, mask=m_token, other=0.0)
-                b_acc += tl.sum(b_weight * b_low[None, :], 1)[:, None]
-            if SCALES:
-                b_weight *= tl.load(p_v_scale + o_scale, mask=m_token, other=0.0)[None, :]
             o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
             m_v = m_token[:, None] & (o_dv < DV)[None, :]
             b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_v, other=0.0)  # codes
-            b_acc += product(b_weight.to(COMPUTE), floats(b_v, COMPUTE, SOFT_FP8))
+            b_acc *= b_factor[:, None]
+            b_acc = whole_sums(b_acc, b_weight, b_v, p_v_scale, o_scale, m_token, SCALES, SOFT_FP8, COMPUTE)
     b_result = finish(b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, s_lse_split, ALONE)
     o_out = i_seq * s_out_row + tl.program_id(1).to(tl.int64) * s_out_split + o_head * s_out_head
     # an empty split writes no result: the merge leaves it out by its -inf

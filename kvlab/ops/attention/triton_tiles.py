@@ -50,6 +50,16 @@ def capped(b_score, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def scored(b_product, scale, softcap, p_alibi, o_head, m_head, o_away, SOFTCAP: tl.constexpr):
+    """Scores [M, N] in powers of two from products of queries and keys; `o_away` [M or 1, N]: key minus query position."""
+    b_score = capped(b_product * scale, softcap, SOFTCAP) * LOG2E
+    if p_alibi is not None:
+        b_slope = tl.load(p_alibi + o_head, mask=m_head, other=0.0).to(tl.float32) * LOG2E
+        b_score += b_slope[:, None] * o_away.to(tl.float32)
+    return b_score
+
+
+@triton.jit
 def soften(b_score, b_max, b_sum):
     """(weights, factor on what was summed before, largest, sum): the running softmax over one more tile.
 

@@ -10,11 +10,20 @@ from kvlab.ops.triton_support import Launch, power_of_2
 from kvlab.ops.views import PageViews
 from kvlab.ops.write_kv.triton_kernel import write_rows
 
-KINDS = {"fp32": "plain", "bf16": "plain", "fp16": "plain", "fp8_e4m3": "fp8", "int8": "int8"}
+# every format of rows: what the kernel does, bits of a code (of fp8's mantissa), values that share a scale, 0: a row.
+# Groups of tokens (KIVI, KVQuant) are closed in torch (`attention.grouped`): once in 32 tokens and layer, and what a
+# step writes of them is the recent window, in a format of rows.
+KINDS = {"fp32": ("plain", 0, 0), "bf16": ("plain", 0, 0), "fp16": ("plain", 0, 0),
+         "fp8_e4m3": ("fp8", 3, 0), "fp8_e5m2": ("fp8", 2, 0),
+         "fp8_e4m3_row": ("fp8 row", 3, 0), "fp8_e5m2_row": ("fp8 row", 2, 0),
+         "int8": ("int8", 8, 0), "int8_asym": ("int8 asym", 8, 0),
+         "int4": ("int4", 4, 0), "int4_sym": ("int4 sym", 4, 0), "int4_g32": ("step", 4, 32),
+         "nvfp4": ("nvfp4", 4, 16), "mxfp4": ("mxfp4", 4, 32),
+         "int4_had": ("int4", 4, 0), "int3_had": ("step", 3, 0)}  # fmt: skip
 
 
 def supports(key: torch.Tensor, views: PageViews) -> bool:
-    """Whether the kernel knows the types; the rest is `torch_`'s."""
+    """Whether the kernel knows the types; fp64 is `torch_`'s."""
     return key.dtype in (torch.float32, torch.bfloat16, torch.float16) and views.format in KINDS
 
 
@@ -48,25 +57,37 @@ def write_launch(
     """
     if views.format not in KINDS:
         raise ValueError(f"kv dtype {views.format!r}: the write kernel stores {', '.join(KINDS)}")
-    kind = KINDS[views.format]
-    k, v = (x.view(torch.uint8) if kind == "fp8" else x for x in (views.k, views.v))
+    kind, bits, shared = KINDS[views.format]
+    k, v, k_scale, v_scale = (_stored(x) for x in (views.k, views.v, views.k_scale, views.v_scale))
     heads, head_dim, width = key.shape[1], key.shape[2], value.shape[2]
     cos, sin, positions = (angles.cos, angles.sin, angles.positions) if angles else (None, None, None)
-    scale = views.k_scale
+    fixed = (None, None)
+    if views.fixed is not None:
+        fixed = views.fixed.k.expand(heads, head_dim), views.fixed.v.expand(heads, width)
     args = {
         "p_key": key, "p_value": value, "p_cos": cos, "p_sin": sin, "p_position": positions, "p_slot": slot_mapping,
-        "p_k": k, "p_v": v, "p_k_scale": scale, "p_v_scale": views.v_scale,
+        "p_k": k, "p_v": v, "p_k_scale": k_scale, "p_v_scale": v_scale, "p_k_fixed": fixed[0], "p_v_fixed": fixed[1],
         "s_key_row": key.stride(0), "s_key_head": key.stride(1),
         "s_value_row": value.stride(0), "s_value_head": value.stride(1), "s_angle": cos.stride(0) if angles else 0,
         "s_k_page": k.stride(0), "s_k_head": k.stride(1), "s_k_token": k.stride(2),
         "s_v_page": v.stride(0), "s_v_head": v.stride(1), "s_v_token": v.stride(2),
-        "s_scale_page": 0 if scale is None else scale.stride(0),
-        "s_scale_head": 0 if scale is None else scale.stride(1),
+        **_strides("s_ks_", ("page", "head", "token"), k_scale), **_strides("s_vs_", ("page", "head", "token"), v_scale),
+        **_strides("s_kf_", ("head", "value"), fixed[0]), **_strides("s_vf_", ("head", "value"), fixed[1]),
     }  # fmt: skip
-    block_h = min(16, power_of_2(heads))
+    block_h, least = min(16, power_of_2(heads)), max(shared, 16)
     meta = {
-        "HEADS": heads, "BLOCK_H": block_h, "D": head_dim, "BLOCK_D": power_of_2(head_dim), "DV": width,
-        "BLOCK_DV": power_of_2(width), "HALF": angles.cos.shape[1] if angles else 0, "PAGE": views.block_size,
-        "KIND": kind,
+        "HEADS": heads, "BLOCK_H": block_h, "D": head_dim, "BLOCK_D": power_of_2(head_dim, least), "DV": width,
+        "BLOCK_DV": power_of_2(width, least), "HALF": angles.cos.shape[1] if angles else 0, "PAGE": views.block_size,
+        "KIND": kind, "BITS": bits, "SHARED": shared, "TURN": views.format.endswith("_had"),
     }  # fmt: skip
     return Launch(write_rows, (key.shape[0], -(-heads // block_h)), args, meta, num_warps=4, num_stages=1)
+
+
+def _stored(x: torch.Tensor | None) -> torch.Tensor | None:
+    """Pages as the kernel writes them: fp8 as its bits."""
+    return x.view(torch.uint8) if x is not None and x.dtype.itemsize == 1 and x.dtype.is_floating_point else x
+
+
+def _strides(prefix: str, axes: tuple[str, ...], x: torch.Tensor | None) -> dict[str, int]:
+    """The strides of the first axes by name, 0 without a tensor."""
+    return {prefix + axis: 0 if x is None else x.stride(i) for i, axis in enumerate(axes)}

@@ -1,0 +1,71 @@
+"""The prefill kernel over 4-bit pages, as `triton_prefill`, with tiles of two codes a byte (`triton_halves`).
+
+Traffic: half a byte per value and the row's scales, once per block of query tokens; no page is decoded in memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvlab.ops.attention.triton_chunks import block_of, seen, trunk_of
+from kvlab.ops.attention.triton_halves import half_scores, half_sums
+from kvlab.ops.attention.triton_tiles import add_sink, close, page_rows, scored, soften
+
+
+@triton.jit
+def paged_prefill_packed(
+    p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_start, p_tree, p_tree_len, p_out,
+    scale, softcap, first_seq, num_seqs,
+    s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
+    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head,
+    s_tree_seq, s_tree_node,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROW: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Program (block of query tokens, KV head), as `paged_prefill`; D is half a row's values, ROW its bytes with padding."""
+    i_kv, i_seq, o_row, o_head, m_row, o_query, n, low, stop = block_of(
+        p_start, p_len, first_seq, num_seqs, GROUP, BLOCK_Q, BLOCK_M, WINDOW, CHUNK
+    )
+    if low < stop:
+        o_d = tl.arange(0, BLOCK_D)
+        p_query = p_q + (o_row[:, None] * s_q_row + o_head[:, None] * s_q_head + o_d[None, :])
+        m_q = m_row[:, None] & (o_d < D)[None, :]
+        b_q_low = tl.load(p_query, mask=m_q, other=0.0).to(COMPUTE)
+        b_q_high = tl.load(p_query + D, mask=m_q, other=0.0).to(COMPUTE)
+        b_q_sum = tl.sum(b_q_low.to(tl.float32), 1) + tl.sum(b_q_high.to(tl.float32), 1)
+        b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        b_sum = tl.zeros([BLOCK_M], tl.float32)
+        b_low, b_high = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        p_row, trunk = p_table + i_seq * s_table, trunk_of(p_tree_len, i_seq, n)
+        for tile in range(low // BLOCK_N * BLOCK_N, stop, BLOCK_N):
+            o_token = tile + tl.arange(0, BLOCK_N)
+            m_token = (o_token >= low) & (o_token < stop)
+            # a row's padding may be loaded: it holds codes like any, and meets a query of 0
+            m_code = m_token[:, None] & (o_d < ROW)[None, :]
+            o_k = page_rows(p_row, o_token, m_token, s_page, s_k_token, PAGE) + i_kv * s_k_head
+            b_k = tl.load(p_k + o_k[:, None] + o_d[None, :], mask=m_code, other=0)  # codes
+            o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_scale_token, PAGE) + i_kv * s_scale_head
+            b_score = half_scores(
+                b_q_low, b_q_high, b_q_sum, b_k, p_k_scale + o_scale, m_token, D, BLOCK_N, KIND, SHARED, COMPUTE
+            )
+            o_away = o_token[None, :] - o_query[:, None]
+            b_score = scored(b_score, scale, softcap, p_alibi, o_head, m_row, o_away, SOFTCAP)
+            m_seen = seen(o_query, o_token, m_token, trunk, p_tree, i_seq, s_tree_seq, s_tree_node, WINDOW, CHUNK)
+            b_score = tl.where(m_seen, b_score, float("-inf"))
+            b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
+            o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
+            b_v = tl.load(p_v + o_v[:, None] + o_d[None, :], mask=m_code, other=0)  # codes
+            b_low, b_high = b_low * b_factor[:, None], b_high * b_factor[:, None]
+            b_low, b_high = half_sums(
+                b_low, b_high, b_weight, b_v, p_v_scale + o_scale, m_token, D, BLOCK_N, KIND, SHARED, COMPUTE
+            )
+        o_out = o_row[:, None] * s_out_row + o_head[:, None] * s_out_head + o_d[None, :]
+        SINKS: tl.constexpr = p_sink is not None
+        b_low, _, _ = add_sink(b_low, b_max, b_sum, p_sink, o_head, m_row, SINKS)
+        b_high, b_max, b_sum = add_sink(b_high, b_max, b_sum, p_sink, o_head, m_row, SINKS)
+        b_low, _ = close(b_low, b_max, b_sum)
+        b_high, _ = close(b_high, b_max, b_sum)
+        tl.store(p_out + o_out, b_low.to(p_out.dtype.element_ty), mask=m_q)
+        tl.store(p_out + o_out + D, b_high.to(p_out.dtype.element_ty), mask=m_q)
