@@ -26,13 +26,15 @@ PARITY = (
     *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests" / "lab").glob("test_parity*.py"))),
     "tests/engine/test_every_kind.py",
     "tests/models/test_real_model.py",
+    "tests/models/test_decoder.py::test_fp32_stays_within_rounding_of_fp64",
 )
 # what compiles or interprets kernels is together in one job, so that each is compiled once
 KERNELS = (
     "tests/ops",
     "tests/quant",
     "tests/engine/test_lossy_under_pressure.py",
-    *(f"tests/lab/test_{name}.py" for name in ("bench_gpu", "bench_gpu_rows", "kernel_access", "kernel_puzzles")),
+    "tests/speculate/test_speculation_pitfalls.py::test_a_lossy_format_gives_the_same_tokens_with_drafts",
+    *(f"tests/lab/test_{n}.py" for n in ("bench_gpu", "bench_gpu_rows", "kernel_access", "kernel_puzzles", "quality")),
 )
 
 
@@ -68,7 +70,7 @@ def lint_job() -> list[list[str]]:
 
 def unit_job() -> list[list[str]]:
     """All tests but those that the other jobs run."""
-    ignored = [f"--ignore={path}" for path in (*PARITY, *KERNELS)]
+    ignored = [f"--{'deselect' if '::' in path else 'ignore'}={path}" for path in (*PARITY, *KERNELS)]
     return [pytest("unit", "tests", *ignored)]
 
 

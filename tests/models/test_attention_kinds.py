@@ -78,9 +78,10 @@ def test_longrope_chooses_once_for_the_length_it_is_run_with():
     assert torch.equal(logits(model.decoder.for_length(8), cut), logits(model.decoder, cut))
 
 
-def test_the_engine_chooses_by_its_max_model_len():
+def test_the_engine_chooses_by_its_max_model_len(monkeypatch):
     from kvlab.engine import Engine, SamplingParams
 
+    monkeypatch.setenv("KVLAB_OPS", "torch")  # which tables it takes, whatever computes
     model, _ = tiny(BASE | KINDS["stretched by pair"], "fp32")
     tokens = {}
     for longest in (7, 20):
