@@ -60,10 +60,11 @@ def useful_by_hand(manager):
     return total
 
 
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("pools", POOLS)
 @pytest.mark.parametrize("rollback", [RollbackPolicy(), RollbackPolicy(3, 4, True)], ids=["plain", "kept"])
-def test_useful_and_waste_are_the_storage(pools, rollback):
-    manager, rng = manager_of(pools, rollback), random.Random(3)
+def test_useful_and_waste_are_the_storage(pools, rollback, seed):
+    manager, rng = manager_of(pools, rollback), random.Random(3 + seed)
     seen = set()
     for step in range(60):
         name, done = f"r{rng.randrange(3)}", 0
@@ -81,7 +82,9 @@ def test_useful_and_waste_are_the_storage(pools, rollback):
         seen |= {kind for kind, value in vars(use).items() if value}
     expected = {"useful", "page_tail", "padding", "reserve", "free", "null"}
     expected |= {"remainder"} if pools == "sectors" else set()
-    assert seen == expected | ({"kept_states"} if rollback.checkpoint_tokens else set())
+    expected |= {"kept_states"} if rollback.checkpoint_tokens else set()
+    # what other seeds draw may show less
+    assert seen <= expected if seed else seen == expected
 
 
 def test_a_story_in_bytes():

@@ -156,12 +156,14 @@ def everything(rng, model, design, preempt):
     return seen
 
 
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("name", KINDS)
-def test_everything_at_once(name):
+def test_everything_at_once(name, seed):
     """Prefix cache of both designs, chunks, tiers, preemption both ways, drafts and aborts together, and each happened."""
     model, seen = kind(name), Counter()
     for design, preempt in zip(DESIGNS, ("swap", "recompute"), strict=True):
-        # the same seed, so that both runs ask for the same answers
-        seen += everything(random.Random(len(name)), model, design, preempt)
+        # the same numbers, so that both runs ask for the same answers
+        seen += everything(random.Random(seed + len(name)), model, design, preempt)
     wanted = ("hit", "load", "swap_out", "swap_in", "preempt tokens", "accept tokens", "wrong drafts", "abort", "parts")
-    assert not [what for what in wanted if not seen[what]]
+    # what other seeds draw need not bring all of it about
+    assert seed or not [what for what in wanted if not seen[what]]

@@ -148,10 +148,11 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("pools", POOLS)
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_hits_what_whole_histories_do_while_nothing_is_evicted(name, pools):
-    rng, parts = random.Random(len(name)), KINDS[name]
+def test_every_kind_hits_what_whole_histories_do_while_nothing_is_evicted(name, pools, seed):
+    rng, parts = random.Random(seed + len(name)), KINDS[name]
     drivers = [Driver(*parts, design=design, num_blocks=1500, pools=pools, checked=False) for design in DESIGNS]
     unit = drivers[0].prefix.unit
     oracle, known, hits = Pages(parts, unit), [], 0
@@ -167,17 +168,18 @@ def test_every_kind_hits_what_whole_histories_do_while_nothing_is_evicted(name, 
         for n in (junction, (len(text) - 1) // unit * unit):
             if n > wanted:
                 oracle.states.add(tuple(text[:n]))
-    assert (hits > 20 or unit > 20) and not drivers[0].prefix.counters.evicted
+    assert (hits > 20 or unit > 20 or seed) and not drivers[0].prefix.counters.evicted
     for driver in drivers:
         driver.manager.check_invariants()
     assert drivers[0].prefix.counters == drivers[1].prefix.counters
 
 
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("pools", POOLS)
 @pytest.mark.parametrize("name", KINDS)
-def test_both_designs_agree_under_pressure(name, pools):
+def test_both_designs_agree_under_pressure(name, pools, seed):
     """Small pools, requests that grow in turns: equal hits, equal tables, equal counters, step by step."""
-    rng, parts = random.Random(len(name)), KINDS[name]
+    rng, parts = random.Random(seed + len(name)), KINDS[name]
     eviction = EVICTIONS[(list(KINDS).index(name) + POOLS.index(pools)) % len(EVICTIONS)]
     blocks = 8 if name == "states" else 40
     options = {"num_blocks": blocks, "pools": pools, "in_flight": 16, "eviction": eviction, "ttl": 5}
@@ -201,4 +203,4 @@ def test_both_designs_agree_under_pressure(name, pools):
                 break
         assert drivers[0].manager.tables == drivers[1].manager.tables
     assert drivers[0].prefix.counters == drivers[1].prefix.counters
-    assert drivers[0].prefix.counters.evicted or drivers[0].prefix.unit > 20
+    assert drivers[0].prefix.counters.evicted or drivers[0].prefix.unit > 20 or seed

@@ -10,10 +10,11 @@ def nodes(driver):
     return [(node.start, node.units, node.locks) for node in driver.prefix.index.nodes()]
 
 
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("block_size", [1, 4])
-def test_children_lie_under_their_own_first_unit_after_every_split(block_size):
+def test_children_lie_under_their_own_first_unit_after_every_split(block_size, seed):
     """sglang#36696: a split node stayed under a key that was no longer its own. `check` asserts it after each step."""
-    rng, driver = random.Random(3), Driver(design="radix", block_size=block_size, num_blocks=2000)
+    rng, driver = random.Random(3 + seed), Driver(design="radix", block_size=block_size, num_blocks=2000)
     for i in range(40):
         driver.run(str(i), [rng.randrange(2) for _ in range(rng.randint(1, 20))])
     assert len(nodes(driver)) > 10
