@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from kvlab.lab.scrape import Scrape, grown
+from kvlab.lab.sse import events
 from kvlab.simulate.summary import Objective, Timed, summary
 from kvlab.simulate.traces import Trace, TraceRequest
 
@@ -159,7 +160,7 @@ class Replay:
                     timed.error = f"HTTP {answer.status_code}"
                     return
                 await self._read(answer, timed, start)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             timed.error = type(error).__name__
         finally:
             self._answered += 1
@@ -167,10 +168,7 @@ class Replay:
                 self._progress(self._answered, self._sent, len(self.timed))
 
     async def _read(self, answer: httpx.Response, timed: Timed, start: float) -> None:
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            data = json.loads(line[6:])
+        async for data in events(answer):
             if "error" in data:
                 timed.error = str(data["error"].get("message", data["error"]))[:80]
                 return

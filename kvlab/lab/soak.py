@@ -20,6 +20,7 @@ import httpx
 
 from kvlab.engine import Engine, SamplingParams
 from kvlab.lab.near_ties import first_difference
+from kvlab.lab.sse import events
 from kvlab.serve.limits import ServerLimits
 from kvlab.serve.server import ServerThread
 
@@ -147,7 +148,7 @@ class Soak:
                 await self._read(client, body, one, leaves)
         except TimeoutError:
             one.end = "left early"
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             one.end = type(error).__name__
             self.problems.append(f"request {len(self.sent)}: {error!r}")
 
@@ -156,10 +157,7 @@ class Soak:
             if answer.status_code != 200:
                 one.end = f"HTTP {answer.status_code}"
                 return
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                data = json.loads(line[6:])
+            async for data in events(answer):
                 if "error" in data:
                     one.end = "error"
                     self.problems.append(f"answer: {data['error']['message']}")

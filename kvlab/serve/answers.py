@@ -133,4 +133,5 @@ def failed(choice: Choice) -> Rejection:
 
 
 def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    # escaped: many clients split lines at more characters than line feeds
+    return f"data: {json.dumps(data)}\n\n"
