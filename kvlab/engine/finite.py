@@ -29,7 +29,8 @@ class RowCheck:
         """Queues the reduction over [T, hidden] behind the step's forward; a step of decodes needs none."""
         hidden = self._runner.hidden
         needed = hidden is not None and any(map(unseen_rows, step.chunks))
-        self._launched = step, hidden.isfinite().all(-1) if needed else None
+        # the largest of a row with a NaN is NaN; ten times as fast here as asking every value
+        self._launched = step, hidden.abs().amax(-1).isfinite() if needed else None
 
     def spoiled(self, step: Step) -> frozenset[str]:
         """The requests whose chunk has a row that is not finite, beside those that are sampled from."""
