@@ -52,6 +52,6 @@ def _checked(name: str, x: torch.Tensor) -> str:
     return "reference" if name in ("cpu", "triton") and x.dtype == torch.float64 else name
 
 
-def few_rows(x: torch.Tensor, limit: int) -> bool:
-    """Whether `x` [T, K] is fp32 on the CPU with at most `limit` rows and the Numba kernels may run."""
-    return x.dtype == torch.float32 and x.shape[0] <= limit and backend(x) == "cpu"
+def cpu_kernels(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether both are fp32 on the CPU and the Numba kernels may run."""
+    return x.dtype == weight.dtype == torch.float32 and backend(x) == "cpu"

@@ -14,7 +14,7 @@ from kvlab.ops.qkv import QKVWeights, qkv
 from kvlab.ops.rope import rope
 from kvlab.ops.silu_mul import silu_mul
 
-ROWS = [1, 2, 3, 4, 5, 15, 17, 63]
+ROWS = [1, 2, 3, 4, 5, 15, 17, 63, 193, 301]
 
 
 @pytest.fixture(params=["reference", "cpu"], autouse=True)

@@ -41,22 +41,20 @@ def paged_attention(
     for b in range(decodes, batch.num_seqs):
         first, stop, end = int(starts[b]), int(starts[b + 1]), int(seq_lens[b])
         if stop > first and end > 0:
-            out[first:stop] = _chunk(query[first:stop], views, table[b], end, rules).to(out.dtype)
+            _chunk(query[first:stop], views, table[b], end, rules, out[first:stop])
 
 
-def _chunk(query: torch.Tensor, views: PageViews, pages: np.ndarray, end: int, rules: Rules) -> torch.Tensor:
-    """Attention [T, Hq, Dv] of the last T tokens of a sequence of `end` tokens."""
+def _chunk(query: torch.Tensor, views: PageViews, pages: np.ndarray, end: int, rules: Rules, out: torch.Tensor) -> None:
+    """out [T, Hq, Dv] = attention of the last T tokens of a sequence of `end` tokens."""
     rows = query.shape[0]
     first = end - rows
     low = rules.lowest(first)
     key, value = gather_rows(views, pages, low, end)
-    result = torch.empty((*query.shape[:2], value.shape[2]), dtype=torch.float32)
     for i in range(0, rows, QUERY_BLOCK):
         j = min(i + QUERY_BLOCK, rows)
         begin = rules.lowest(first + i)
         seen = slice(begin - low, first + j - low)
-        result[i:j] = _attend(query[i:j], key[:, seen], value[:, seen], (first + i, begin), rules)
-    return result
+        out[i:j] = _attend(query[i:j], key[:, seen], value[:, seen], (first + i, begin), rules)
 
 
 def _attend(

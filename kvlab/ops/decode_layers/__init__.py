@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from kvlab.ops.batch import AttentionBatch
-from kvlab.ops.dispatch import few_rows
-from kvlab.ops.linear import MAX_ROWS
+from kvlab.ops.dispatch import cpu_kernels
+from kvlab.ops.linear import APART
 from kvlab.ops.mlp import MLPWeights
 from kvlab.ops.qkv import QKVWeights
 from kvlab.ops.views import PageViews
@@ -71,11 +71,16 @@ def decode_layers(
 
 
 def fuses(x: torch.Tensor, stack: LayerStack, views: Sequence[PageViews], batches: Sequence[AttentionBatch]) -> bool:
-    """Whether the one launch runs this step: fp32, at most MAX_ROWS rows, one new token a sequence, layers alike."""
-    if not few_rows(x, MAX_ROWS) or batches[0].max_query_len > 1 or batches[0].tree is not None:
+    """Whether the one launch runs this step: fp32, fewer than APART rows, one new token a sequence, layers alike."""
+    if (
+        len(x) >= APART
+        or not cpu_kernels(x, stack.layers[0].qkv.weight)
+        or batches[0].max_query_len > 1
+        or batches[0].tree is not None
+    ):
         return False
     if not all(v.format == "fp32" for v in views):
         return False
     if "uniform" not in stack.prepared:
         stack.prepared["uniform"] = all(layer.sizes == stack.layers[0].sizes for layer in stack.layers)
-    return stack.prepared["uniform"] and stack.layers[0].qkv.weight.dtype == torch.float32
+    return stack.prepared["uniform"]

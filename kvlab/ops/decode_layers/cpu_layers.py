@@ -12,8 +12,9 @@ import numpy as np
 
 from kvlab.ops.attention.cpu_decode import attend_item, make_items, merge_items
 from kvlab.ops.cpu_team import claim, count_up, finish, integers, matrix, new_phases, table_at, vector
-from kvlab.ops.linear.cpu import WEIGHT_ROWS, add_block, prepare
-from kvlab.ops.mlp.cpu import silu_mul_block
+from kvlab.ops.linear.cpu import WEIGHT_ROWS, add_block
+from kvlab.ops.linear.cpu_tile import pack, packing
+from kvlab.ops.mlp.cpu import gate_block
 from kvlab.ops.norm.cpu import norm_row
 from kvlab.ops.numba_support import kernel
 from kvlab.ops.rope.cpu import rotate_row
@@ -56,93 +57,103 @@ def _all_items(seq_lens, decodes, kv_heads, kinds):
 
 @kernel()
 def _buffers(x, sizes, most):
-    """What phases hand on: (stream, projected heads, attention, gate, up, partial sums, their stats, heads' counters)."""
+    """What phases hand on: (stream, projected heads, attention, what lies between gate and down as packed rows, partial sums, their stats,
+    heads' counters).
+    """
     num_heads, kv_heads, head_dim, width = sizes
     rows, share = x.shape[0], num_heads // kv_heads
     heads = np.empty((rows, (num_heads + 2 * kv_heads) * head_dim), np.float32)
     seen = np.zeros((rows, num_heads, head_dim), np.float32)
-    gate, up = np.empty((rows, width), np.float32), np.empty((rows, width), np.float32)
+    groups, lanes = packing(rows)
+    gate = np.empty((groups, width * lanes), np.float32)
     partial, stats = np.empty((most, share, head_dim), np.float32), np.empty((most, share, 2), np.float32)
-    return x, heads, seen, gate, up, partial, stats, np.zeros(rows * kv_heads, np.int64)
+    return x, heads, seen, gate, partial, stats, np.zeros(rows * kv_heads, np.int64)
 
 
 @kernel()
 def _work(weights, reals, pages, sizes, step, items, buffers, team) -> None:
     """One thread's way through all phases."""
-    x, heads, seen, gate, up, _, _, _ = buffers
+    x, heads, seen, gate, _, _, _ = buffers
     num_heads, _, head_dim, width = sizes
     hidden, mixed = x.shape[1], seen.reshape(x.shape[0], num_heads * head_dim)
-    normed, none = np.empty_like(x), np.empty(0, np.float32)
+    none = np.empty((0, 0), np.float32)
     for i in range(weights.shape[0]):
         w, phase, total = weights[i], i * PHASES, heads.shape[1]
         norm, bias = vector(w[NORM], hidden), vector(w[QKV_BIAS], total if w[QKV_BIAS] else 0)
-        _product(team, phase, (x, norm, reals[i, 0], normed), matrix(w[QKV], total, hidden), bias, heads, False)
+        _product(team, phase, (x, norm, reals[i, 0]), matrix(w[QKV], total, hidden), bias, heads)
         _attention(team, phase + 1, (w, reals[i], pages[i]), sizes, step, items, i, buffers)
         bias = vector(w[OUT_BIAS], hidden if w[OUT_BIAS] else 0)
         out = matrix(w[OUT], hidden, num_heads * head_dim)
-        _product(team, phase + 2, (mixed, none, 0.0, normed), out, bias, x, True)
+        _add_product(team, phase + 2, (none, mixed), out, bias, x)
         norm, bias = vector(w[MLP_NORM], hidden), vector(w[GATE_UP_BIAS], 2 * width if w[GATE_UP_BIAS] else 0)
         both = matrix(w[GATE_UP], 2 * width, hidden)
-        _gate_up(team, phase + 3, (x, norm, reals[i, 3], normed), both, bias, gate, up)
+        _gate_up(team, phase + 3, (x, norm, reals[i, 3]), both, bias, gate)
         bias = vector(w[DOWN_BIAS], hidden if w[DOWN_BIAS] else 0)
         down = matrix(w[DOWN], hidden, width)
-        _product(team, phase + 4, (gate, none, 0.0, normed), down, bias, x, True)
+        _add_product(team, phase + 4, (gate, none), down, bias, x)
 
 
 @kernel()
-def _product(team, phase, source, weight, bias, y, add) -> None:
-    """y = source @ weight.T + bias, or y += that; the source is normed first where a norm is given."""
-    x, norm, eps, normed = source
+def _packed(source, wanted):
+    """The rows of a product packed, normed first where a norm is given; nothing for a thread that has no item."""
+    x, norm, eps = source
+    rows = x if wanted else x[:0]
+    if not norm.shape[0]:
+        return pack(rows)
+    normed = np.empty_like(rows)
+    for t in range(rows.shape[0]):
+        norm_row(rows[t], norm, eps, normed[t])
+    return pack(normed)
+
+
+@kernel()
+def _product(team, phase, source, weight, bias, y) -> None:
+    """y = source @ weight.T + bias."""
     count = (weight.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS
     done = 0
     item, turn = claim(team, phase, count, 0)
-    rows = x
-    if item >= 0 and norm.shape[0]:
-        for t in range(x.shape[0]):
-            norm_row(x[t], norm, eps, normed[t])
-        rows = normed
-    packed = prepare(rows if item >= 0 else rows[:0])
+    packed = _packed(source, item >= 0)
     while item >= 0:
         first = item * WEIGHT_ROWS
-        _start(y, bias, first, min(weight.shape[0], first + WEIGHT_ROWS), add)
-        add_block(rows, packed, weight, first, y)
+        for t in range(y.shape[0]):
+            for n in range(first, min(weight.shape[0], first + WEIGHT_ROWS)):
+                y[t, n] = bias[n] if bias.shape[0] else np.float32(0)
+        add_block(packed, weight, first, y)
         done += 1
         item, turn = claim(team, phase, count, turn)
     finish(team, phase, done, count)
 
 
 @kernel()
-def _start(y, bias, first, last, add) -> None:
-    """Columns first .. last - 1 of y before a product is added: the bias, or what is there plus the bias."""
-    for t in range(y.shape[0]):
-        for n in range(first, last):
-            value = bias[n] if bias.shape[0] else np.float32(0)
-            y[t, n] = y[t, n] + value if add else value
+def _add_product(team, phase, source, weight, bias, y) -> None:
+    """y += source @ weight.T + bias; a source without rows (the second value) is packed already."""
+    packed, rows = source
+    count = (weight.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS
+    done = 0
+    item, turn = claim(team, phase, count, 0)
+    if rows.shape[0] and item >= 0:
+        packed = pack(rows)
+    while item >= 0:
+        first = item * WEIGHT_ROWS
+        if bias.shape[0]:
+            for t in range(y.shape[0]):
+                for n in range(first, min(weight.shape[0], first + WEIGHT_ROWS)):
+                    y[t, n] += bias[n]
+        add_block(packed, weight, first, y)
+        done += 1
+        item, turn = claim(team, phase, count, turn)
+    finish(team, phase, done, count)
 
 
 @kernel()
-def _gate_up(team, phase, source, weight, bias, gate, up) -> None:
-    """gate = silu(gate part) * up part of the normed source; an item is the same rows of both halves."""
-    x, norm, eps, normed = source
-    width = gate.shape[1]
-    count = (width + WEIGHT_ROWS - 1) // WEIGHT_ROWS
-    w_gate, w_up = weight[:width], weight[width:]
-    gate_bias = bias[:width] if bias.shape[0] else bias
-    up_bias = bias[width:] if bias.shape[0] else bias
+def _gate_up(team, phase, source, weight, bias, gate) -> None:
+    """gate = silu(gate part) * up part of the normed source, packed; an item is the same rows of both halves."""
+    count = (weight.shape[0] // 2 + WEIGHT_ROWS - 1) // WEIGHT_ROWS
     done = 0
     item, turn = claim(team, phase, count, 0)
-    if item >= 0:
-        for t in range(x.shape[0]):
-            norm_row(x[t], norm, eps, normed[t])
-    packed = prepare(normed if item >= 0 else normed[:0])
+    packed = _packed(source, item >= 0)
     while item >= 0:
-        first = item * WEIGHT_ROWS
-        last = min(width, first + WEIGHT_ROWS)
-        _start(gate, gate_bias, first, last, False)
-        _start(up, up_bias, first, last, False)
-        add_block(normed, packed, w_gate, first, gate)
-        add_block(normed, packed, w_up, first, up)
-        silu_mul_block(gate, up, first)
+        gate_block(packed, weight, bias, item * WEIGHT_ROWS, gate)
         done += 1
         item, turn = claim(team, phase, count, turn)
     finish(team, phase, done, count)
@@ -154,7 +165,7 @@ def _attention(team, phase, layer, sizes, step, items, index, buffers) -> None:
     w, reals, place = layer
     num_heads, kv_heads, head_dim, _ = sizes
     cos, sin, seq_lens, _, kinds, kind_of = step
-    _, heads, seen, _, _, partial, stats, ended = buffers
+    _, heads, seen, _, partial, stats, ended = buffers
     rows, share, kind = heads.shape[0], num_heads // kv_heads, kind_of[index]
     own = items[0][items[1][kind] : items[1][kind + 1]]
     table, slots = table_at(kinds[kind, 0], rows, kinds[kind, 2]), integers(kinds[kind, 1], rows)

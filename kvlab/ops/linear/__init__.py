@@ -8,11 +8,10 @@ from contextvars import ContextVar
 
 import torch
 
-from kvlab.ops.dispatch import few_rows
+from kvlab.ops.dispatch import cpu_kernels
 
-# rows up to which the CPU kernels beat torch's product. With weights that come from memory, two Zen 3 cores do about 105
-# GFLOP/s from 16 rows on, torch 30 at 16, 40 at 64 and 95 from 128 on; beyond 256 rows whole steps were slower
-MAX_ROWS = 256
+# rows from which on each core of a CPU takes rows of its own through a weight instead of some of the weight's rows
+APART = 192
 
 
 Change = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -52,7 +51,7 @@ def linear(
 def _product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
 ) -> torch.Tensor:
-    if few_rows(x, MAX_ROWS) and weight.dtype == torch.float32:
+    if cpu_kernels(x, weight):
         from kvlab.ops.linear import cpu
 
         return cpu.linear(x, weight, bias, residual)

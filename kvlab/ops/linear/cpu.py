@@ -1,7 +1,8 @@
-"""linear for few rows: every weight is read once, by all cores.
+"""linear on the CPU: packed rows times weight rows, by all cores.
 
-One row: traffic is the weights, N * K * 4 bytes. More rows: `cpu_tile`, the same traffic as long as the packed rows
-and a block of weight rows fit the second-level cache.
+Few rows: the cores share the weight's rows, so that each weight is read once: traffic N * K * 4 bytes. Many rows: each
+core takes rows of its own through the whole weight, as many as fit the second-level cache when packed; the cores
+never wait for each other, and weights come from the shared cache.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import numba
 import numpy as np
 import torch
 
-from kvlab.ops.linear.cpu_tile import SUMS, add_tiles, pack
-from kvlab.ops.numba_support import kernel, launch
+from kvlab.ops.linear import APART
+from kvlab.ops.linear.cpu_tile import SUMS, add_tiles, pack, put_tiles
+from kvlab.ops.numba_support import kernel, launch, num_threads
 
 WEIGHT_ROWS = SUMS  # callers loop over blocks of this many
+CHUNK = 96  # rows that a core takes through a weight: at K = 576 they fill 216 KiB
 
 
 def linear(
@@ -23,7 +26,11 @@ def linear(
     y = torch.zeros((x.shape[0], weight.shape[0])) if residual is None else residual.clone()
     if bias is not None:
         y += bias
-    launch(add_product, x.contiguous().numpy(), weight.contiguous().numpy(), y.numpy())
+    arrays = (x.contiguous().numpy(), weight.contiguous().numpy(), y.numpy())
+    if len(x) < APART:
+        launch(add_product, *arrays)
+    else:
+        launch(_add_apart, *arrays, num_threads())
     return y
 
 
@@ -50,26 +57,67 @@ def tile_1x4(x0, w0, w1, w2, w3):
 
 
 @kernel()
-def prepare(x: np.ndarray) -> np.ndarray:
-    """What `add_block` wants beside x: its rows packed; nothing for one row."""
-    return pack(x if x.shape[0] > 1 else x[:0])
+def _dot_lane(packed: np.ndarray, lane: int, lanes: int, weight: np.ndarray) -> np.float32:
+    """The product of one row of a packed group with one weight row."""
+    return dot(packed, weight) if lanes == 1 else dot(packed[lane::lanes], weight)
 
 
 @kernel()
-def add_block(x: np.ndarray, packed: np.ndarray, w: np.ndarray, first: int, y: np.ndarray) -> None:
-    """Adds x @ w[first : first + WEIGHT_ROWS].T to those columns of y; fewer columns at the end of w."""
-    last = min(first + WEIGHT_ROWS, w.shape[0])
-    if packed.shape[0] and last - first == WEIGHT_ROWS:
+def add_block(packed: np.ndarray, w: np.ndarray, first: int, y: np.ndarray) -> None:
+    """Adds x @ w[first : first + WEIGHT_ROWS].T to those columns of y [T, N], x packed; fewer columns at the end of w."""
+    lanes, last = packed.shape[1] // w.shape[1], min(first + WEIGHT_ROWS, w.shape[0])
+    if lanes > 1 and last - first == WEIGHT_ROWS:
         add_tiles(packed, w, first, y)
         return
-    for n in range(first, last):
-        for t in range(x.shape[0]):
-            y[t, n] += dot(x[t], w[n])
+    for t in range(y.shape[0]):
+        for n in range(first, last):
+            y[t, n] += _dot_lane(packed[t // lanes], t % lanes, lanes, w[n])
+
+
+@kernel()
+def put_block(packed: np.ndarray, w: np.ndarray, first: int, bias: np.ndarray, out: np.ndarray) -> None:
+    """The same products plus `bias` [N], where there is one, as packed rows: to those columns of out [groups, N * lanes]."""
+    lanes, last = packed.shape[1] // w.shape[1], min(first + WEIGHT_ROWS, w.shape[0])
+    if lanes > 1 and last - first == WEIGHT_ROWS:
+        put_tiles(packed, w, first, out)
+    else:
+        for i in range(packed.shape[0]):
+            for lane in range(lanes):
+                for n in range(first, last):
+                    out[i, n * lanes + lane] = _dot_lane(packed[i], lane, lanes, w[n])
+    if bias.shape[0]:
+        for i in range(packed.shape[0]):
+            for k in range(first * lanes, last * lanes):
+                out[i, k] += bias[k // lanes]
 
 
 @kernel(parallel=True)
 def add_product(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
-    """y += x @ w.T with x [T, K], w [N, K], y [T, N]."""
-    packed = prepare(x)
+    """y += x @ w.T with x [T, K], w [N, K], y [T, N]; the cores share the rows of w."""
+    packed = pack(x)
     for block in numba.prange((w.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
-        add_block(x, packed, w, block * WEIGHT_ROWS, y)
+        add_block(packed, w, block * WEIGHT_ROWS, y)
+
+
+@kernel()
+def chunk_rows(rows: int, threads: int) -> int:
+    """Rows of a chunk: at most CHUNK, and as many chunks for each thread."""
+    chunks = (rows + CHUNK - 1) // CHUNK
+    chunks = (chunks + threads - 1) // threads * threads
+    return (rows + chunks - 1) // chunks
+
+
+@kernel()
+def add_all(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
+    """y += x @ w.T by one core."""
+    packed = pack(x)
+    for first in range(0, w.shape[0], WEIGHT_ROWS):
+        add_block(packed, w, first, y)
+
+
+@kernel(parallel=True)
+def _add_apart(x, w, y, threads) -> None:
+    size = chunk_rows(x.shape[0], threads)
+    for chunk in numba.prange((x.shape[0] + size - 1) // size):
+        first = chunk * size
+        add_all(x[first : first + size], w, y[first : first + size])

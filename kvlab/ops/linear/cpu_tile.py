@@ -27,7 +27,7 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 
 
 def _tile(vectors: int) -> Any:
-    """An intrinsic (packed, weight, first) -> address of SUMS * LANES sums, [weight row][vector][lane].
+    """An intrinsic (packed, weight, first, out): out [SUMS * LANES] = sums, [weight row][vector][lane].
 
     It multiplies SUMS / vectors rows of `weight` from `first` on with `packed` [K * vectors * LANES], and asks for the
     rows of the next tile ahead of their use.
@@ -35,8 +35,8 @@ def _tile(vectors: int) -> Any:
     rows = SUMS // vectors
 
     @intrinsic
-    def tile(typingctx, packed, weight, first):  # type: ignore[no-untyped-def]
-        if packed.layout != "C" or weight.layout != "C":
+    def tile(typingctx, packed, weight, first, out):  # type: ignore[no-untyped-def]
+        if not packed.layout == weight.layout == out.layout == "C":
             raise numba.TypingError("a tile needs contiguous arrays")
 
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
@@ -45,12 +45,13 @@ def _tile(vectors: int) -> Any:
             depth = cgutils.unpack_tuple(builder, w.shape)[1]
             start = builder.gep(w.data, [builder.mul(args[2], depth)])
             sums = _loop(builder, (x, start, depth), vectors, rows)
-            out = cgutils.alloca_once(builder, ir.ArrayType(_VECTOR, SUMS))
+            place = context.make_array(out)(context, builder, args[3]).data
+            place = builder.bitcast(place, _VECTOR.as_pointer())
             for i, total in enumerate(sums):
-                builder.store(total, builder.gep(out, [_INT(0), _INT(i)]))
-            return builder.bitcast(out, context.get_value_type(types.voidptr))
+                builder.store(total, builder.gep(place, [_INT(i)]), align=4)
+            return context.get_dummy_value()
 
-        return types.voidptr(packed, weight, types.int64), codegen
+        return types.void(packed, weight, types.int64, out), codegen
 
     return tile
 
@@ -103,14 +104,22 @@ _tile_1, _tile_2, _tile_3 = (_tile(vectors) for vectors in range(1, MAX_VECTORS 
 
 
 @kernel()
-def pack(x: np.ndarray) -> np.ndarray:
-    """The rows of x [T, K] side by side: fp32 [groups, K * width], zeros where a group's last lanes have no row."""
-    rows, depth = x.shape
+def packing(rows: int) -> tuple[int, int]:
+    """(groups, lanes of a group) that `rows` rows are packed in: even shares; one row alone is one lane."""
+    if rows == 1:
+        return 1, 1
     most = MAX_VECTORS * LANES
     groups = max(1, (rows + most - 1) // most)
     share = (rows + groups - 1) // groups
-    width = max(1, (share + LANES - 1) // LANES) * LANES
-    groups = (rows + width - 1) // width
+    lanes = max(1, (share + LANES - 1) // LANES) * LANES
+    return (rows + lanes - 1) // lanes, lanes
+
+
+@kernel()
+def pack(x: np.ndarray) -> np.ndarray:
+    """The rows of x [T, K] side by side: fp32 [groups, K * lanes], zeros where a group's last lanes have no row."""
+    rows, depth = x.shape
+    groups, width = packing(rows)
     packed = np.empty((groups, depth * width), np.float32)
     for i in range(groups):
         own = packed[i]
@@ -123,19 +132,36 @@ def pack(x: np.ndarray) -> np.ndarray:
 
 @kernel()
 def add_tiles(packed: np.ndarray, weight: np.ndarray, first: int, y: np.ndarray) -> None:
-    """Adds the products of all packed rows with SUMS rows of `weight` from `first` on to those columns of y."""
-    vectors = packed.shape[1] // (weight.shape[1] * LANES)
-    width, rows = vectors * LANES, SUMS // vectors
+    """Adds the products of all packed rows with SUMS rows of `weight` from `first` on to those columns of y [T, N]."""
+    lanes = packed.shape[1] // weight.shape[1]
+    rows = SUMS * LANES // lanes
+    flat = np.empty(SUMS * LANES, np.float32)
+    sums = flat.reshape(rows, lanes)
     for i in range(packed.shape[0]):
-        own = y[i * width : (i + 1) * width]
+        own = y[i * lanes : (i + 1) * lanes]
         for n in range(first, first + SUMS, rows):
-            if vectors == 1:
-                address = _tile_1(packed[i], weight, n)
-            elif vectors == 2:
-                address = _tile_2(packed[i], weight, n)
-            else:
-                address = _tile_3(packed[i], weight, n)
-            sums = numba.carray(address, (rows, width), np.float32)
+            _put_tile(packed[i], weight, n, flat)
             for t in range(own.shape[0]):
                 for r in range(rows):
                     own[t, n + r] += sums[r, t]
+
+
+@kernel()
+def put_tiles(packed: np.ndarray, weight: np.ndarray, first: int, out: np.ndarray) -> None:
+    """The same products as packed rows: to columns `first` to `first` + SUMS - 1 of out [groups, N * lanes]."""
+    lanes = packed.shape[1] // weight.shape[1]
+    rows = SUMS * LANES // lanes
+    for i in range(packed.shape[0]):
+        for n in range(first, first + SUMS, rows):
+            _put_tile(packed[i], weight, n, out[i, n * lanes : (n + rows) * lanes])
+
+
+@kernel()
+def _put_tile(packed: np.ndarray, weight: np.ndarray, first: int, out: np.ndarray) -> None:
+    vectors = packed.shape[0] // (weight.shape[1] * LANES)
+    if vectors == 1:
+        _tile_1(packed, weight, first, out)
+    elif vectors == 2:
+        _tile_2(packed, weight, first, out)
+    else:
+        _tile_3(packed, weight, first, out)

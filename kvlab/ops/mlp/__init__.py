@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.ops.dispatch import few_rows
-from kvlab.ops.linear import MAX_ROWS
+from kvlab.ops.dispatch import cpu_kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +31,7 @@ class MLPWeights:
 
 def mlp(x: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
     """`x + down(silu(gate(n)) * up(n))` with n = rms_norm(x), [T, H]."""
-    if few_rows(x, MAX_ROWS) and weights.down.dtype == torch.float32:
+    if cpu_kernels(x, weights.down):
         from kvlab.ops.mlp import cpu
 
         return cpu.mlp(x, weights)

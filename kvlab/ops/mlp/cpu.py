@@ -1,4 +1,7 @@
-"""mlp for few rows, one launch. Traffic: the three weight matrices, once."""
+"""mlp on the CPU, one launch. Traffic for few rows: the three weight matrices, once.
+
+What lies between the products stays packed as the products want it (`kvlab.ops.linear.cpu_tile`), in the cache.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import numpy as np
 import torch
 
 from kvlab.ops.attention.cpu_math import exp_all
-from kvlab.ops.linear.cpu import WEIGHT_ROWS, add_block, prepare
+from kvlab.ops.linear import APART
+from kvlab.ops.linear.cpu import WEIGHT_ROWS, add_block, chunk_rows, put_block
+from kvlab.ops.linear.cpu_tile import pack
 from kvlab.ops.mlp import MLPWeights
 from kvlab.ops.norm.cpu import norm_row
-from kvlab.ops.numba_support import kernel, launch
+from kvlab.ops.numba_support import kernel, launch, num_threads
 
 _NONE = np.empty(0, np.float32)
 _HIGHEST = np.float32(88)  # exp of more is beyond fp32
@@ -20,47 +25,81 @@ def mlp(x: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
     """See `kvlab.ops.mlp.mlp`; fp32 only."""
     w = weights
     y = x.clone(memory_format=torch.contiguous_format)
-    biases = tuple(_NONE if b is None else b.numpy() for b in (w.gate_up_bias, w.down_bias))
-    launch(_mlp, y.numpy(), w.norm.numpy(), float(w.eps), w.gate_up.numpy(), w.down.numpy(), biases)
+    norm, biases = (
+        (w.norm.numpy(), float(w.eps)),
+        [_NONE if b is None else b.numpy() for b in (w.gate_up_bias, w.down_bias)],
+    )
+    products = (w.gate_up.numpy(), w.down.numpy(), *biases)
+    if len(x) < APART:
+        launch(_mlp, y.numpy(), norm, products)
+    else:
+        launch(_mlp_apart, y.numpy(), norm, products, num_threads())
     return y
 
 
 @kernel(parallel=True)
-def _mlp(y, norm, eps, gate_up, down, biases) -> None:
-    gate_up_bias, down_bias = biases
-    rows, width = y.shape[0], down.shape[1]
-    normed = np.empty_like(y)
-    for t in range(rows):
-        norm_row(y[t], norm, eps, normed[t])
-        if down_bias.shape[0]:
-            y[t] += down_bias
-    gate, up = np.zeros((rows, width), np.float32), np.zeros((rows, width), np.float32)
-    if gate_up_bias.shape[0]:
-        for t in range(rows):
-            gate[t], up[t] = gate_up_bias[:width], gate_up_bias[width:]
-    w_gate, w_up = gate_up[:width], gate_up[width:]
-    packed = prepare(normed)
-    for block in numba.prange((width + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
-        first = block * WEIGHT_ROWS
-        add_block(normed, packed, w_gate, first, gate)
-        add_block(normed, packed, w_up, first, up)
-        silu_mul_block(gate, up, first)
-    packed = prepare(gate)
+def _mlp(y, norm, products) -> None:
+    """The cores share the rows of the weights."""
+    packed, gate = _start(y, norm, products)
+    down = products[1]
+    for block in numba.prange((down.shape[1] + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
+        gate_block(packed, products[0], products[2], block * WEIGHT_ROWS, gate)
     for block in numba.prange((down.shape[0] + WEIGHT_ROWS - 1) // WEIGHT_ROWS):
-        add_block(gate, packed, down, block * WEIGHT_ROWS, y)
+        add_block(gate, down, block * WEIGHT_ROWS, y)
+
+
+@kernel(parallel=True)
+def _mlp_apart(y, norm, products, threads) -> None:
+    """The cores take rows of y of their own."""
+    size = chunk_rows(y.shape[0], threads)
+    for chunk in numba.prange((y.shape[0] + size - 1) // size):
+        _mlp_rows(y[chunk * size : (chunk + 1) * size], norm, products)
 
 
 @kernel()
-def silu_mul_block(gate: np.ndarray, up: np.ndarray, first: int) -> None:
-    """gate = silu(gate) * up, in place, in the columns of one block of weight rows."""
-    last = min(first + WEIGHT_ROWS, gate.shape[1])
-    count = last - first
-    powers = np.empty(gate.shape[0] * count, np.float32)
-    for t in range(gate.shape[0]):
-        for i in range(count):
-            x = -gate[t, first + i]
-            powers[t * count + i] = _HIGHEST if x > _HIGHEST else x
+def _mlp_rows(y, norm, products) -> None:
+    packed, gate = _start(y, norm, products)
+    down = products[1]
+    for first in range(0, down.shape[1], WEIGHT_ROWS):
+        gate_block(packed, products[0], products[2], first, gate)
+    for first in range(0, down.shape[0], WEIGHT_ROWS):
+        add_block(gate, down, first, y)
+
+
+@kernel()
+def _start(y, norm, products):
+    """(the normed rows, packed; room for what lies between the products); y gets the bias of `down`."""
+    _, down, _, down_bias = products
+    weight, eps = norm
+    normed = np.empty_like(y)
+    for t in range(y.shape[0]):
+        norm_row(y[t], weight, eps, normed[t])
+        if down_bias.shape[0]:
+            y[t] += down_bias
+    packed = pack(normed)
+    lanes = packed.shape[1] // y.shape[1]
+    return packed, np.empty((packed.shape[0], lanes * down.shape[1]), np.float32)
+
+
+@kernel()
+def gate_block(packed, gate_up, bias, first, gate) -> None:
+    """gate = silu(gate) * up for one block of weight rows of each half; packed rows in, packed rows out."""
+    width = gate_up.shape[0] // 2
+    lanes, last = gate.shape[1] // width, min(first + WEIGHT_ROWS, width)
+    up = np.empty((gate.shape[0], (last - first) * lanes), np.float32)
+    put_block(packed, gate_up[:width], first, bias[: bias.shape[0] // 2], gate)
+    own = bias[width + first : width + last] if bias.shape[0] else bias
+    put_block(packed, gate_up[width + first : width + last], 0, own, up)
+    for i in range(gate.shape[0]):
+        _silu_mul(gate[i, first * lanes : last * lanes], up[i])
+
+
+@kernel()
+def _silu_mul(gate, up) -> None:
+    """gate = silu(gate) * up, in place."""
+    powers = np.empty(gate.shape[0], np.float32)
+    for i in range(gate.shape[0]):
+        powers[i] = _HIGHEST if -gate[i] > _HIGHEST else -gate[i]
     exp_all(powers)
-    for t in range(gate.shape[0]):
-        for i in range(count):
-            gate[t, first + i] = gate[t, first + i] / (np.float32(1) + powers[t * count + i]) * up[t, first + i]
+    for i in range(gate.shape[0]):
+        gate[i] = gate[i] / (np.float32(1) + powers[i]) * up[i]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.ops.dispatch import few_rows
-from kvlab.ops.linear import MAX_ROWS
+from kvlab.ops.dispatch import cpu_kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ def qkv(
     Args:
         cos, sin, positions: as in `kvlab.ops.rope.rope`; tables in x's dtype.
     """
-    if few_rows(x, MAX_ROWS) and weights.weight.dtype == torch.float32:
+    if cpu_kernels(x, weights.weight):
         from kvlab.ops.qkv import cpu
 
         return cpu.qkv(x, weights, cos, sin, positions)
