@@ -51,10 +51,10 @@ def paged_decode(
             b_score = scored(b_score, scale, softcap, p_alibi, o_head, m_head, o_away, SOFTCAP)
             b_score = tl.where(m_token[None, :], b_score, float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
+            b_acc *= b_factor[:, None]
             o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
             m_v = m_token[:, None] & (o_dv < DV)[None, :]
             b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_v, other=0.0)  # codes
-            b_acc *= b_factor[:, None]
             b_acc = whole_sums(b_acc, b_weight, b_v, p_v_scale, o_scale, m_token, SCALES, SOFT_FP8, COMPUTE)
     b_result = finish(b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, s_lse_split, ALONE)
     o_out = i_seq * s_out_row + tl.program_id(1).to(tl.int64) * s_out_split + o_head * s_out_head

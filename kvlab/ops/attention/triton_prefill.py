@@ -51,10 +51,10 @@ def paged_prefill(
             m_seen = seen(o_query, o_token, m_token, trunk, p_tree, i_seq, s_tree_seq, s_tree_node, WINDOW, CHUNK)
             b_score = tl.where(m_seen, b_score, float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
+            b_acc *= b_factor[:, None]
             o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
             m_v = m_token[:, None] & (o_dv < DV)[None, :]
             b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_v, other=0.0)  # codes
-            b_acc *= b_factor[:, None]
             b_acc = whole_sums(b_acc, b_weight, b_v, p_v_scale, o_scale, m_token, SCALES, SOFT_FP8, COMPUTE)
         b_acc, b_max, b_sum = add_sink(b_acc, b_max, b_sum, p_sink, o_head, m_row, p_sink is not None)
         b_result, _ = close(b_acc, b_max, b_sum)
