@@ -16,7 +16,11 @@ TILE = 64  # tokens of a tile
 
 
 def supports(query: torch.Tensor, views: GroupedViews) -> bool:
-    """Whether the kernels know the format: KIVI's codes of 2 or 4 bits, keys as attention gets them."""
+    """Whether the kernels know the format: KIVI's codes of 2 or 4 bits, keys as attention gets them.
+
+    KVQuant's are torch's: its keys are stored before their rotation, which a tile would turn by a table of angles at
+    every decode step, and its outliers name places all over a group, which registers cannot be indexed by.
+    """
     part = views.part
     known = part.format.name.startswith("kivi") and views.turn is None and part.format.bits in (2, 4)
     return known and part.key_width % (8 // part.format.bits) == 0 and whole.supports(query, views.recent)
