@@ -18,6 +18,7 @@ from kvlab.engine.storage import PagedStorage
 from kvlab.ops.coded import decode_rows, encode_rows
 from kvlab.ops.views import PageViews
 from kvlab.specs.kv_dtypes import with_formats
+from kvlab.specs.model import ModelSpec
 from kvlab.specs.pools import pool_layout
 
 if TYPE_CHECKING:
@@ -31,26 +32,34 @@ class CompressedPages:
         engine: with cache and storage. dtype: storage format of the waiting pages. num_bytes: of their pool.
 
     Raises:
-        ValueError: layers that are not all of one kind of attention, a format without a codec of rows, too few bytes.
+        ValueError: layers that keep other things than keys and values (latents, states), a format without a codec of
+            rows, groups that the engine's pools cut in another way, too few bytes.
     """
 
     def __init__(self, engine: Engine, dtype: str, num_bytes: int) -> None:
         spec = with_formats(engine.model.spec, dtype)
-        layout = pool_layout(spec, engine.groups[0].block_size)
-        self.slots = HostSlots(layout, num_bytes)
+        # one pool for the pages of all groups: what one does not need, another uses
+        layout = pool_layout(spec, engine.groups[0].block_size, "sectors")
+        self.slots = HostSlots(layout, num_bytes, layout.unit_bytes[0])
         units = self.slots.capacity_bytes // self.slots.unit_bytes
-        self.storage = PagedStorage(layout, [units + 1] * len(layout.buffers), engine.model.decoder.device)
-        pairs = zip(engine.storage.views(engine.spec), self.storage.views(spec), strict=True)
-        self._pairs = [pair for own, small in pairs for pair in zip(own, small, strict=True) if pair != (None, None)]
-        plain = all(type(view) is PageViews and view.fixed is None for pair in self._pairs for view in pair)
-        if len(engine.groups) != 1 or len(layout.groups) != 1 or not plain:
-            raise ValueError(f"park_dtype {dtype!r}: needs layers of one kind, keys and values coded row by row")
+        self.storage = PagedStorage(layout, [units + 1], engine.model.decoder.device)
+        self._pairs = _pairs(engine, self.storage, spec)
+        if not self._pairs:
+            raise ValueError(
+                f"park_dtype {dtype!r}: needs keys and values coded row by row in every layer (full, window or chunk), "
+                "and tables alike in both pools (pools 'per_kind')"
+            )
 
     def start(self, moves: Sequence[Move], down: bool) -> None:
         """Encodes pages into the small pool (`down`), or decodes them back. On the compute stream: done in its order."""
-        device = self._pairs[0][0].buffer.device
-        pages, slots = (torch.tensor([m[i] for m in moves], device=device) for i in (1, 2))
+        for group in sorted({g for g, _, _ in moves}):
+            self._start(group, [move[1:] for move in moves if move[0] == group], down)
+
+    def _start(self, group: int, moves: Sequence[tuple[int, int]], down: bool) -> None:
+        pages, slots = torch.tensor(moves, device=self._pairs[0][0].buffer.device).T
         for own, small in self._pairs:
+            if own.group != group:
+                continue
             source, target, here, there = (own, small, pages, slots) if down else (small, own, slots, pages)
             for name in ("k", "v"):
                 codes, meta = encode_rows(target, name, decode_rows(source, name, here))
@@ -68,6 +77,17 @@ class CompressedPages:
     def memory(self, group: int, slot: int) -> memoryview:
         """Not to be had: lossy pages are not saved."""
         raise NotImplementedError("compressed pages are not saved for others")
+
+
+def _pairs(engine: Engine, storage: PagedStorage, spec: ModelSpec) -> list[tuple[PageViews, PageViews]]:
+    """For each part its pages in the engine's pool and in `storage`; [] where a page of one is no page of the other."""
+    own, small = ([(g.members, g.block_size) for g in groups] for groups in (engine.groups, storage.layout.groups))
+    if own != small:
+        return []
+    both = zip(engine.storage.views(engine.spec), storage.views(spec), strict=True)
+    pairs = [pair for layers in both for pair in zip(*layers, strict=True) if pair != (None, None)]
+    plain = all(type(view) is PageViews and view.fixed is None for pair in pairs for view in pair)
+    return pairs if plain else []
 
 
 def compressing_tiers(engine: Engine, dtype: str, num_bytes: int) -> Tiers:

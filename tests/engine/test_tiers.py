@@ -6,7 +6,6 @@ import pytest
 import torch
 from kinds import kind
 
-from kvlab.cache.prefix import PrefixOptions
 from kvlab.engine import Engine, SamplingParams
 from kvlab.engine.tiers import TierOptions, fingerprint, swap_costs
 from kvlab.plan.policies import default_block_size
@@ -237,50 +236,3 @@ def test_both_ways_of_copying_move_the_same_bytes(pools):
                 rows[page] = 0
         back()
         assert all(torch.equal(a, b) for g in before for a, b in zip(before[g], engine.storage.rows(g), strict=True))
-
-
-def test_a_compressed_sequence_waits_in_fewer_bits_and_comes_back_as_the_format_kept_it(tiny, plain):
-    model = tiny("full").model(torch.float32)
-    engine = engine_of(model, scheduling=SWAP, tiers=TierOptions(1 << 16, park_dtype="int8"), prefix=PrefixOptions())
-    prompt = [(3 * i) % 50 for i in range(17)]
-    name = engine.add_request(prompt, SamplingParams(9, ignore_eos=True))
-    engine.add_request([5] * 9, SamplingParams(20, ignore_eos=True))
-    for _ in range(3):
-        engine.step()
-    views = engine.storage.views(engine.spec)
-    pages = list(engine.cache.tables[name][0])
-    rows = [getattr(layer[0], n)[pages].clone() for layer in views for n in ("k", "v")]
-    engine.scheduler.preempt(name, 0.0)
-    [event] = engine.events.of("compress")
-    size = engine.tiers.slots.page_bytes[0]
-    assert (event.tokens, event.pages, event.reason) == (19, 5, f"{5 * size} bytes in int8")
-    assert size < engine.layout.page_bytes(0)
-    seen = []
-
-    def look(e):
-        if e.kind == "swap_in":
-            back = list(engine.cache.tables[name][0])
-            seen.extend(getattr(layer[0], n)[back].clone() for layer in views for n in ("k", "v"))
-
-    engine.events.subscribe(look)
-    engine.step()
-    assert len(seen) == len(rows)
-    for before, after in zip(rows, seen, strict=True):
-        # 19 of the 20 rows hold tokens; a row's largest value spans 127 steps, and rounding is off by half a step
-        before, after = (x.transpose(1, 2).flatten(0, 1)[:19] for x in (before, after))
-        step = before.abs().amax(-1, keepdim=True) / 127
-        assert ((before - after).abs() <= 0.51 * step).all() and not torch.equal(before, after)
-    while engine.scheduler.has_work:
-        engine.step()
-    # what it computed on lossy pages is nobody's prefix
-    again = engine.requests[engine.add_request(prompt, SamplingParams(9, ignore_eos=True))]
-    while not again.finish_reason:
-        engine.step()
-    assert again.output == engine_of(model).generate([prompt], SamplingParams(9, ignore_eos=True))[0].token_ids
-
-
-def test_what_cannot_be_compressed_is_said():
-    with pytest.raises(ValueError, match="park_dtype 'int8': needs layers of one kind"):
-        engine_of(kind("windows"), tiers=TierOptions(HOST, park_dtype="int8"))
-    with pytest.raises(ValueError, match="park_dtype 'int8': lossy pages are not saved"):
-        TierOptions(1, "x", 1, park_dtype="int8")

@@ -8,19 +8,20 @@ from kvlab.specs.pools import PoolLayout
 
 
 class HostSlots:
-    """Slots for one page each. A unit, as large as the largest page, serves one group at a time.
+    """Slots for one page each. A unit serves one group at a time.
 
     Args:
         layout: of the pool whose pages are kept here.
         host_bytes: of the host memory.
+        unit_bytes: of a unit; None: of the largest page.
 
     Raises:
         ValueError: no unit fits.
     """
 
-    def __init__(self, layout: PoolLayout, host_bytes: int) -> None:
+    def __init__(self, layout: PoolLayout, host_bytes: int, unit_bytes: int | None = None) -> None:
         self.page_bytes = [layout.page_bytes(g) for g in range(len(layout.groups))]
-        self.unit_bytes = max(self.page_bytes)
+        self.unit_bytes = unit_bytes or max(self.page_bytes)
         count = host_bytes // self.unit_bytes
         if count < 1:
             raise ValueError(f"host_bytes {host_bytes}: one page takes {self.unit_bytes} bytes")
