@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 METADATA = "kvlab.json"
-VERSION = 1  # of the converted directory; a change converts anew
+VERSION = 2  # of the converted directory; a change converts anew
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,10 @@ def _write(gguf: Path, scratch: Path, source: str) -> None:
     # its progress bars would end up in chapters and pipes; read when tqdm is first imported
     os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
-    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
+
+    from kvlab.models.checkpoint import save_in_order
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -199,7 +200,8 @@ def _write(gguf: Path, scratch: Path, source: str) -> None:
     exact16 = all(torch.equal(v.half().float(), v) for v in state.values())
     if exact16:
         state = {k: v.half() for k, v in state.items()}
-    save_file(state, str(scratch / "model.safetensors"), metadata={"format": "pt"})
+    # in the order of the modules: rows that are multiplied together lie together
+    save_in_order(state, scratch / "model.safetensors")
     config = model.config.to_dict()
     for unwanted in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         config.pop(unwanted, None)

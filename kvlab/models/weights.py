@@ -1,8 +1,9 @@
 """Weights: where modules take their tensors from, by name, each checked and each used once.
 
 Matrices that are multiplied with the same rows are taken as one (`take_rows`): fewer and larger products. A checkpoint
-that holds them under the fused name is used as it lies, mapped and not copied; else the parts are joined once. `named`
-has every tensor under its checkpoint name, a part as a view of the fused one, so that nothing is stored twice.
+that holds them under the fused name, or one behind the other in a file, is used as it lies, mapped and not copied;
+else the parts are joined once. `named` has every tensor under its checkpoint name, a part as a view of the fused one, so
+that nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from kvlab.models.checkpoint import Checkpoint
 
 # buffers that old checkpoints carry and that are computed here
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias",
@@ -90,7 +93,9 @@ class Source:
             joined = self._placed(fused, whole)
         else:
             pieces = [self._checked(name, (rows, *columns)) for name, rows in parts.items()]
-            joined = torch.cat([p.to(self.device, self.dtype) for p in pieces])
+            run = self._tensors.joined([*parts]) if isinstance(self._tensors, Checkpoint) and not self._copy else None
+            joined = torch.cat([p.to(self.device, self.dtype) for p in pieces]) if run is None else run
+            joined = joined.to(self.device, self.dtype)
         self.named.update(zip(parts, joined.split(list(parts.values())), strict=True))
         return joined
 
