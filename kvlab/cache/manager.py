@@ -80,6 +80,8 @@ class KVCacheManager(Sharing):
         self.computed: dict[str, int] = {}
         self._cleared: dict[str, list[int]] = {}
         rules = [group.retention.rule for group in self.groups]
+        # of each group, tokens that one entry of a table surely has a place for; a state has it for all
+        self._reach = [2**62 if g.retention.rule == "state" else g.block_size for g in self.groups]
         self._sliding = [g for g, rule in enumerate(rules) if rule in ("window", "chunk")]
         rollback.check(
             [f"group {group.name}" for group, rule in zip(self.groups, rules, strict=True) if rule == "state"]
@@ -107,6 +109,9 @@ class KVCacheManager(Sharing):
         """
         if hit is not None:
             return self._begin(request_id, tokens, hit)
+        if not keep_state and self._has_slots(request_id, tokens):
+            # nearly every decode
+            return True
         promised = keep_state and self._is_promised(request_id, tokens)
         needed = self._needed(request_id, tokens, promised)
         if self._short(needed):
@@ -128,10 +133,12 @@ class KVCacheManager(Sharing):
 
     def advance(self, request_id: str, computed: int) -> int:
         """Pages given back now that the request's first `computed` tokens are certain (processed, not to be undone)."""
-        given_back = 0
-        tables, cleared = self.tables[request_id], self._cleared[request_id]
         self.computed[request_id] = computed
         self._leave(request_id, computed)
+        if not self._sliding:
+            return 0
+        given_back = 0
+        tables, cleared = self.tables[request_id], self._cleared[request_id]
         certain = max(0, computed - self.rollback.slack)
         for g in self._sliding:
             group = self.groups[g]

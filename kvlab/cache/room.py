@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from operator import mul
 from typing import TYPE_CHECKING
 
 from kvlab.cache.kept import KeptStates
@@ -30,6 +31,7 @@ class Room:
     tables: dict[str, tuple[array[int], ...]]
     kept: KeptStates
     prefix: PrefixCache | None
+    _reach: list[int]
 
     def too_long(self, tokens: int) -> str:
         """Why a sequence of `tokens` tokens could never fit these pools, even empty ones; "" when it can."""
@@ -60,6 +62,11 @@ class Room:
                 references = self.pools[g].references
                 counts[g] = max(0, counts[g] - sum(1 for page in hit.tables[g] if page and references[page]))
         return counts
+
+    def _has_slots(self, request_id: str, tokens: int) -> bool:
+        """Whether the request's tables have a place for its first `tokens` tokens already."""
+        tables = self.tables.get(request_id)
+        return tables is not None and min(map(mul, map(len, tables), self._reach)) >= tokens
 
     def missing(self, request_id: str, tokens: int, keep_state: bool = False) -> int:
         """Units short, over all pools, of giving the first `tokens` tokens slots; 0 when `allocate` will succeed."""

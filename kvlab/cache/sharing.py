@@ -113,11 +113,16 @@ class Sharing(Room):
 
     def _leave(self, request_id: str, computed: int) -> None:
         """Puts complete units of certain tokens into the prefix cache, and the state where it was copied just now."""
-        self._to_copy.clear()
-        self._let_sources_go()
-        if self.prefix:
+        if self._sources:
+            self._to_copy.clear()
+            self._let_sources_go()
+        if not self.prefix:
+            return
+        states: dict[int, int] = {}
+        if self.kept.pools:
             states = self.kept.newest(request_id, computed) or self.snapshots.newest(request_id, computed)
-            self.prefix.advance(request_id, computed, self.tables[request_id], states, computed)
+        self.prefix.advance(request_id, computed, self.tables[request_id], states, computed)
+        if self.kept.pools:
             self.snapshots.drop_after(request_id)
 
     def tick(self, now: float) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 KINDS = {
     "arrive": "a request was accepted; tokens: its prompt",
@@ -30,8 +30,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One decision. What `tokens` and `pages` count depends on the kind: see `KINDS`."""
 
     step: int
@@ -46,14 +45,22 @@ class Event:
 class EventLog:
     """The last `capacity` events, and sinks that hear every one.
 
+    Events of the kinds in `only_counted` are neither kept nor told: where nobody asks for every token, most need not be.
+
     Attributes:
         total: events ever emitted.
         counts: events ever emitted, by kind.
+
+    Raises:
+        ValueError: no capacity, or a kind that there is not.
     """
 
-    def __init__(self, capacity: int = 4096) -> None:
+    def __init__(self, capacity: int = 4096, only_counted: Collection[str] = ()) -> None:
         if capacity <= 0:
             raise ValueError(f"capacity {capacity}: must be positive")
+        if unknown := set(only_counted) - set(KINDS):
+            raise ValueError(f"only_counted {min(unknown)!r}: must be one of {', '.join(KINDS)}")
+        self.only_counted = frozenset(only_counted)
         self._ring: deque[Event] = deque(maxlen=capacity)
         self._sinks: list[Callable[[Event], None]] = []
         self.total = 0
@@ -61,11 +68,17 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Appends `event`, the oldest one leaving when the ring is full, and tells every sink."""
+        self.count(event.kind)
+        if event.kind in self.only_counted:
+            return
         self._ring.append(event)
-        self.total += 1
-        self.counts[event.kind] += 1
         for sink in self._sinks:
             sink(event)
+
+    def count(self, kind: str) -> None:
+        """Counts an event of that kind, which is neither kept nor told."""
+        self.total += 1
+        self.counts[kind] += 1
 
     def subscribe(self, sink: Callable[[Event], None]) -> Callable[[], None]:
         """A function that ends the subscription of `sink`, which hears every event from now on."""

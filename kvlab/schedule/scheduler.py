@@ -13,7 +13,6 @@ fit and a page to spare for each running request.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from kvlab.cache import KVCacheManager, Restart
 from kvlab.schedule.admission import Admission
@@ -106,7 +105,7 @@ class Scheduler:
             budget -= count
         for chunk in chunks:
             left = chunk.request.num_missing - chunk.count
-            self.emit(now, "chunk", chunk.request, f"{left} tokens left" if left else "", tokens=chunk.count)
+            self.emit(now, "chunk", chunk.request, f"{left} tokens left" if left else "", chunk.count)
         # drafts cost no request its own tokens or pages: they come last
         for i, chunk in enumerate(chunks):
             if chunk.request.drafts and chunk.samples and not chunk.keeps_state:
@@ -208,7 +207,11 @@ class Scheduler:
 
     def emit(self, now: float, kind: str, request: Request, reason: str = "", tokens: int = 0, pages: int = 0) -> None:
         """Logs a decision."""
-        self.events.emit(Event(self.step_number, now, kind, request.request_id, reason, tokens, pages))
+        events = self.events
+        if kind in events.only_counted:
+            events.count(kind)
+        else:
+            events.emit(Event(self.step_number, now, kind, request.request_id, reason, tokens, pages))
 
     def _serve_running(self, now: float) -> tuple[list[Chunk], int, bool]:
         """Chunks of running requests, the budget left, and whether any of them lost its pages."""
@@ -218,7 +221,7 @@ class Scheduler:
         for request in list(self.running):
             if not budget:
                 break
-            if request in lost or self.is_loading(request):
+            if (lost and request in lost) or (self.tiers and self.is_loading(request)):
                 continue
             count, keeps = self._count(request, budget)
             while not (taken := self.cache.allocate(request.request_id, request.num_computed + count, keeps)):
@@ -251,7 +254,8 @@ class Scheduler:
 
     def _count(self, request: Request, budget: int) -> tuple[int, bool]:
         """Tokens of the request's next chunk, and whether its state is kept after them: a chunk ends where it is."""
-        count = min(request.num_missing, budget)
+        missing = len(request.tokens) - request.num_computed
+        count = missing if missing < budget else budget
         if not self.cache.keeps_states:
             return count, False
         keep = self.cache.next_state(request.request_id, request.num_computed, request.num_prompt)
@@ -260,8 +264,9 @@ class Scheduler:
         return keep - request.num_computed, True
 
     def _chunk(self, request: Request, count: int, keeps_state: bool) -> Chunk:
-        samples = request.num_missing == count
-        return Chunk(request, request.num_computed, count, samples, keeps_state, epoch=request.preemptions)
+        start = request.num_computed
+        samples = start + count == len(request.tokens)
+        return Chunk(request, start, count, samples, keeps_state, (), request.preemptions)
 
     def _with_drafts(self, now: float, chunk: Chunk, room: int) -> Chunk:
         """`chunk` with the request's drafts that fit the step's room, the request's length and the free pages."""
@@ -277,7 +282,7 @@ class Scheduler:
         if not drafts or not self.cache.drafts.allocate(request.request_id, known, len(drafts)):
             return chunk
         self.emit(now, "draft", request, tokens=len(drafts))
-        return replace(chunk, count=chunk.count + len(drafts), drafts=drafts)
+        return chunk._replace(count=chunk.count + len(drafts), drafts=drafts)
 
     def _end(self, request_id: str, finish_reason: str, now: float, reason: str) -> bool:
         request = self.find(request_id)

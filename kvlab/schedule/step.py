@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvlab.schedule.request import Request
 
@@ -27,8 +28,7 @@ class Limits:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """`count` tokens of a request from position `start` on, the last ones of them `drafts`.
 
     `samples`: its last row picks the next token, and so does the row before each draft. `keeps_state`: a copy of the
@@ -71,8 +71,7 @@ class Step:
         return [chunk for chunk in self.chunks if chunk.samples]
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """What a chunk with drafts came to: the drafts that were right and the token picked after them (None: its logits
     were not finite), and how many tokens of the request now count as computed."""
 
@@ -80,8 +79,7 @@ class Verified:
     computed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """A request's new token (None when it ended without one) and, at its end, the finish reason."""
 
     request_id: str

@@ -5,7 +5,8 @@ from kvlab.simulate.options import SimulateOptions
 from kvlab.simulate.simulator import Simulation, Simulator, simulate
 from kvlab.simulate.summary import Objective
 from kvlab.simulate.synthetic import Recipe, parse_recipe, synthetic
-from kvlab.simulate.traces import Trace, TraceRequest, parse_trace, read_trace
+from kvlab.simulate.trace_files import parse_trace, read_trace
+from kvlab.simulate.traces import Trace, TraceRequest
 
 __all__ = [
     "Machine",

@@ -87,22 +87,25 @@ class StepClock:
 
     def work(self, chunks: Sequence[Chunk]) -> tuple[float, int, float]:
         """(bytes of weights, bytes of cache, operations) per GPU of a step of these chunks."""
-        tokens = cache = attention = samples = 0
-        for chunk in chunks:
-            end = chunk.start + chunk.count
-            tokens += chunk.count
-            samples += chunk.samples
-            cache += self.cache_bytes(end)
-            if chunk.count == 1:
-                attention += self.decode_operations(end)
-            else:
-                attention += self.prompt_operations(end) - self.prompt_operations(chunk.start)
+        ends, samples = [chunk.start + chunk.count for chunk in chunks], sum(chunk.samples for chunk in chunks)
+        longer = [chunk for chunk in chunks if chunk.count != 1]
+        single = ends if not longer else [chunk.start + 1 for chunk in chunks if chunk.count == 1]
+        tokens = len(single) + sum(chunk.count for chunk in longer)
+        cache, attention = sum(map(self.cache_bytes, ends)), sum(map(self.decode_operations, single))
+        for chunk in longer:
+            attention += self.prompt_operations(chunk.start + chunk.count) - self.prompt_operations(chunk.start)
         products = self._per_token * tokens + self._per_sample * samples
         return self.weights_bytes(tokens), cache, 2 * products + attention / self.plan.options.tp
 
     def seconds(self, chunks: Sequence[Chunk]) -> float:
         """Seconds of a step of these chunks."""
-        return self._seconds(self.work(chunks), sum(chunk.count for chunk in chunks), len(chunks))
+        return self.timed(chunks)[0]
+
+    def timed(self, chunks: Sequence[Chunk]) -> tuple[float, str]:
+        """Seconds of a step of these chunks, and what bounds it: "weights", "cache" or "compute"."""
+        work, m = self.work(chunks), self.machine
+        bound_by = step_time(*work, round(m.bandwidth), round(m.flops)).bound_by
+        return self._seconds(work, sum(chunk.count for chunk in chunks), len(chunks)), bound_by
 
     def decode_seconds(self, lengths: Sequence[int]) -> float:
         """Seconds of a step in which sequences of these lengths, the new token included, decode."""
@@ -118,23 +121,25 @@ class StepClock:
         roofline = max((weights + cache) / m.bandwidth, operations / m.flops)
         return roofline + m.overhead_s + tokens * m.token_s + sequences * m.sequence_s
 
-    def bound_by(self, chunks: Sequence[Chunk]) -> str:
-        """What bounds a step of these chunks: "weights", "cache" or "compute"."""
-        weights, cache, operations = self.work(chunks)
-        return step_time(weights, cache, operations, round(self.machine.bandwidth), round(self.machine.flops)).bound_by
-
 
 def _summed(model: ModelSpec, function: Callable[[ModelSpec, int], int]) -> Callable[[int], int]:
     """`function(model, tokens)` as a function of the tokens: each distinct part is asked once, each length once."""
     found = [(_alone(model, part), count) for part, count in _parts(model).items()]
-    known: dict[int, int] = {0: 0}
+    known = _Known(lambda tokens: sum(count * function(one, tokens) for one, count in found))
+    known[0] = 0
+    return known.__getitem__
 
-    def total(tokens: int) -> int:
-        if tokens not in known:
-            known[tokens] = sum(count * function(one, tokens) for one, count in found)
-        return known[tokens]
 
-    return total
+class _Known(dict[int, int]):
+    """What a function was found to be, asked for by the dict itself: most answers are known."""
+
+    def __init__(self, function: Callable[[int], int]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, tokens: int) -> int:
+        value = self[tokens] = self._function(tokens)
+        return value
 
 
 def _parts(model: ModelSpec) -> Counter[CacheSpec]:

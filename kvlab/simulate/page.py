@@ -14,7 +14,8 @@ from typing import Any
 from kvlab.plan.hardware import gpus
 from kvlab.simulate.options import PREFIX
 from kvlab.simulate.simulator import simulate
-from kvlab.simulate.traces import Trace, parse_trace
+from kvlab.simulate.trace_files import parse_trace
+from kvlab.simulate.traces import Trace
 from kvlab.specs.catalogue import names
 from kvlab.specs.settings import over_defaults, whole_number
 from kvlab.specs.units import human_bytes

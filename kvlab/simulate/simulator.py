@@ -98,7 +98,8 @@ class Simulator:
         self.layout = pool_layout(plan.stages[0], plan.options.block_size or 16, self.options.pools)
         self.num_blocks = self._size_pool()
         self.cache = self._manager()
-        self.events = EventLog(64)
+        # a million of these, and nobody asks
+        self.events = EventLog(64, only_counted=("chunk", "token"))
         self.events.subscribe(self._hear)
         self.scheduler = Scheduler(self.cache, self.limits, self.events)
         self.counts = dict.fromkeys(
@@ -143,7 +144,7 @@ class Simulator:
         """The time after one step, and after the run of equal steps behind it."""
         step = self.scheduler.schedule(now)
         self._note_peak(self.cache.held_bytes)
-        seconds, bound_by = self.clock.seconds(step.chunks), self.clock.bound_by(step.chunks)
+        seconds, bound_by = self.clock.timed(step.chunks)
         self._spend(seconds, bound_by)
         ended = self._finish_step(step, now + seconds)
         self._done += ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.simulate.traces import TraceRequest, parse_trace, read_trace
+from kvlab.simulate import TraceRequest, parse_trace, read_trace
 
 MOONCAKE = (
     '{"timestamp": 500, "input_length": 1030, "output_length": 7, "hash_ids": [0, 1, 2]}\n'

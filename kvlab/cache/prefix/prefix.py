@@ -39,7 +39,9 @@ class PrefixCache(Evicting):
         slack: tokens by which windows keep pages longer, for stepping back.
 
     Attributes:
-        unit: tokens by which histories are cut: the pages of all groups end there.
+        unit: tokens by which histories are cut: the pages of all groups end there. Their least common multiple, it is
+            long where pools are shared and pages of unlike entries are filled with as many tokens as fit, and a prompt
+            that is not longer than it is never a hit.
         counters: since the start.
         on_evict: called with (group, page) before a page is dropped, while the index still has it.
     """

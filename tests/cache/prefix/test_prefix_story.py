@@ -1,10 +1,11 @@
 """Prefix caching step by step, with exact page ids, in both designs."""
 
 import pytest
-from prefix_driver import FULL, STATE, WINDOW, Driver
+from prefix_driver import BF16, FULL, STATE, WINDOW, Driver
 
 from kvlab.cache import PrefixOptions
 from kvlab.cache.prefix import DESIGNS, EVICTIONS
+from kvlab.specs.parts import CompressedEntries
 from kvlab.specs.rollback import RollbackPolicy
 
 TEXT = list(range(10, 22))  # three pages of four
@@ -270,6 +271,19 @@ def test_tokens_are_tokens_whatever_the_pages(design):
         driver = Driver(*parts, design=design)
         hits = [driver.run(str(i), text) for i, text in enumerate(texts)]
         assert hits == [0, 40, 16] and full == [0]
+
+
+@pytest.mark.parametrize(("pools", "sizes", "unit"), [
+    ("per_kind", (12, 12, 12), 12), ("sectors", (12, 36, 12), 36), ("unified", (12, 36, 192), 576),
+])  # fmt: skip
+def test_a_hit_ends_where_the_pages_of_all_groups_end(design, pools, sizes, unit):
+    """Compressed entries under shared pools: pages of one size hold unlike numbers of tokens, and a text of less than
+    their least common multiple is no hit, under sectors either."""
+    parts = (FULL, CompressedEntries(4, 72, BF16), CompressedEntries(6, 24, BF16))
+    driver = Driver(*parts, design=design, pools=pools, block_size=12, in_flight=1000)
+    assert tuple(group.block_size for group in driver.manager.groups) == sizes and driver.prefix.unit == unit
+    text = list(range(unit + 1))
+    assert [driver.run(str(n), text[:n]) for n in (unit + 1, unit, unit + 1)] == [0, 0, unit]
 
 
 @pytest.mark.parametrize(
