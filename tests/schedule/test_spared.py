@@ -1,6 +1,8 @@
-"""What a prompt was spared is told once, at the first admission, by where it was found."""
+"""What a prompt was spared is told once, at the first admission, by where it was found; what a log only counts."""
 
-from kvlab.schedule import Event, SparedTokens
+import pytest
+
+from kvlab.schedule import Event, EventLog, SparedTokens
 
 
 def told(*lines: str) -> list[dict[str, int]]:
@@ -31,3 +33,15 @@ def test_what_is_found_after_a_preemption_is_no_saving():
 def test_an_id_that_ended_may_come_again():
     assert told("hit a 8", "admit a 1", "finish a 9", "hit a 4", "admit a 1") == [{"device": 8}, {"device": 4}]
     assert told("hit a 8", "finish a 9", "admit a 1") == [{}]
+
+
+def test_kinds_that_are_only_counted_are_neither_kept_nor_told():
+    log, heard = EventLog(4, only_counted=("token",)), []
+    log.subscribe(heard.append)
+    for kind in ("chunk", "token", "token", "finish"):
+        log.emit(Event(1, 0.0, kind, "a"))
+    log.count("token")
+    assert [e.kind for e in log] == [e.kind for e in heard] == ["chunk", "finish"]
+    assert log.total == 5 and (log.counts["token"], log.counts["chunk"]) == (3, 1)
+    with pytest.raises(ValueError, match="only_counted 'tokens'"):
+        EventLog(4, only_counted=("tokens",))
