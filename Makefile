@@ -60,7 +60,7 @@ book: build ## build the book and serve it on http://127.0.0.1:8000 (PORT=...)
 slow: setup ## long prompts, all configurations with two seeds, a fixed sample of the full kernel product
 	@$(PY) tools/recorded.py slow
 
-fuzz: setup ## random schedules for ten minutes
+fuzz: setup ## random schedules for ten minutes (FUZZ_SECONDS=...)
 	@$(PY) tools/recorded.py fuzz
 
 soak: setup ## half an hour of load on the server (SOAK_SECONDS=..., SOAK_RATE=... requests a second)

@@ -15,10 +15,10 @@ from kvlab.lab.record import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "book" / "results"
-FUZZ_SECONDS = 600
+FUZZ_SECONDS = float(os.environ.get("FUZZ_SECONDS", 600))
 SOAK_SECONDS = 1800
 SLOW = "the slow tests: long prompts, shared configurations with two seeds, a fixed sample of the full kernel product"
-FUZZ = f"every test that draws from a seed, with new seeds for {FUZZ_SECONDS} s"
+FUZZ = f"every test that draws from a seed, with new seeds for {FUZZ_SECONDS:g} s"
 
 
 def pytest(name: str, *arguments: str) -> tuple[int, dict[str, int]]:

@@ -59,13 +59,11 @@ class UploadFence:
 
 @dataclass(frozen=True)
 class Inputs:
-    """One step on the device: ids int64 [T], one batch per block table, rows int64 [R] whose logits are wanted, and the
-    last rows of the chunks that sample nothing, int64 [Q]."""
+    """One step on the device: ids int64 [T], one batch per block table, rows int64 [R] whose logits are wanted."""
 
     ids: Tensor
     batches: tuple[AttentionBatch, ...]
     rows: Tensor
-    quiet: Tensor
 
 
 class Runner:
@@ -98,9 +96,6 @@ class Runner:
         self.tables = [fixed(seqs, width, dtype=torch.int32) for width in widths]
         # what left the last layer in the last step [T, hidden], for those who draft from it
         self.keeps_hidden, self.hidden = False, None
-        # requests whose chunk of the last step sampled nothing and ended in numbers that are not finite
-        self.spoiled: frozenset[str] = frozenset()
-        self._quiet_is_finite: Tensor | None = None
         # the parents of the last tokens that a chunk ends in, where they are a tree
         self.tree_of: Callable[[Chunk], tuple[int, ...]] = lambda chunk: ()
         # which rows of a step an adapter changes
@@ -113,11 +108,7 @@ class Runner:
     def run(self, step: Step, pick: Callable[[Tensor], Tensor]) -> list[int]:
         """The tokens that `pick` takes from the step's logits [R, vocab]: one per sampling chunk and one per draft."""
         logits = self.forward(self.fill(step))
-        tokens = [] if logits is None else pick(logits).tolist()
-        finite = [] if self._quiet_is_finite is None else self._quiet_is_finite.tolist()
-        quiet = [chunk for chunk in step.chunks if not chunk.samples]
-        self.spoiled = frozenset(c.request.request_id for c, fine in zip(quiet, finite, strict=True) if not fine)
-        return tokens
+        return [] if logits is None else pick(logits).tolist()
 
     @torch.inference_mode()
     def forward(self, inputs: Inputs) -> Tensor | None:
@@ -127,9 +118,6 @@ class Runner:
         hidden = self.decoder.hidden_states(inputs.ids, inputs.batches, self.views, *deltas)
         if self.keeps_hidden:
             self.hidden = hidden
-        # nobody samples from a chunk of a long prompt, and its pages are found by others all the same
-        quiet = inputs.quiet
-        self._quiet_is_finite = hidden.index_select(0, quiet).isfinite().all(-1) if len(quiet) else None
         return self.decoder.logits(hidden.index_select(0, inputs.rows)) if len(inputs.rows) else None
 
     def fill(self, step: Step) -> Inputs:
@@ -137,7 +125,7 @@ class Runner:
         if self._fence:
             self._fence.wait()
         self._deltas = self.deltas_of(step)
-        row, wanted, quiet = 0, 0, []
+        row, wanted = 0, 0
         for i, chunk in enumerate(step.chunks):
             stop, end = row + chunk.count, chunk.start + chunk.count
             known = stop - len(chunk.drafts)
@@ -156,11 +144,8 @@ class Runner:
                 # what follows the last known token, and what follows each draft
                 self.rows.array[wanted : wanted + stop - known + 1] = np.arange(known - 1, stop)
                 wanted += stop - known + 1
-            else:
-                quiet.append(stop - 1)
-        self.rows.array[wanted : wanted + len(quiet)] = quiet
         self._fill_padding(row, len(step.chunks))
-        return self._inputs(step, wanted, len(quiet))
+        return self._inputs(step, wanted)
 
     def _fill_pages(self, i: int, row: int, request_id: str, start: int, end: int) -> None:
         for g, (slots, table, written) in enumerate(zip(self.slots, self.tables, self._written, strict=True)):
@@ -182,7 +167,7 @@ class Runner:
             table.array[seqs:all_seqs] = 0
             written[seqs:all_seqs] = 0
 
-    def _inputs(self, step: Step, wanted: int, quiet: int) -> Inputs:
+    def _inputs(self, step: Step, wanted: int) -> Inputs:
         tokens, seqs = self._padded(step.num_tokens), self._padded(len(step.chunks))
         shared = {
             "query_start_loc": self.query_start_loc.upload(seqs + 1),
@@ -201,8 +186,7 @@ class Runner:
             AttentionBatch(block_table=table.upload(seqs), slot_mapping=slots.upload(tokens), **shared)
             for table, slots in zip(self.tables, self.slots, strict=True)
         )
-        rows = self.rows.upload(wanted + quiet)
-        inputs = Inputs(self.ids.upload(tokens), batches, rows[:wanted], rows[wanted:])
+        inputs = Inputs(self.ids.upload(tokens), batches, self.rows.upload(wanted))
         if self._fence:
             self._fence.record()
         return inputs
