@@ -57,8 +57,8 @@ def _all_items(seq_lens, decodes, kv_heads, kinds):
 
 @kernel()
 def _buffers(x, sizes, most):
-    """What phases hand on: (stream, projected heads, attention, what lies between gate and down as packed rows, partial sums, their stats,
-    heads' counters).
+    """What phases hand on: (stream, projected heads, attention, packed rows between gate and down, partial sums, their
+    stats, heads' counters).
     """
     num_heads, kv_heads, head_dim, width = sizes
     rows, share = x.shape[0], num_heads // kv_heads
