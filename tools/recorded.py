@@ -15,10 +15,10 @@ from kvlab.lab.record import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "book" / "results"
-FUZZ_SECONDS = float(os.environ.get("FUZZ_SECONDS", 600))
+FUZZ_SECONDS = 600
 SOAK_SECONDS = 1800
 SLOW = "the slow tests: long prompts, shared configurations with two seeds, a fixed sample of the full kernel product"
-FUZZ = f"every test that draws from a seed, with new seeds for {FUZZ_SECONDS:g} s"
+FUZZ = "every test that draws from a seed, with new seeds for {:g} s"
 
 
 def pytest(name: str, *arguments: str) -> tuple[int, dict[str, int]]:
@@ -40,12 +40,17 @@ def slow() -> tuple[int, dict]:
 
 def fuzz() -> tuple[int, dict]:
     """Runs the seeded tests again and again with new seeds; stops at the first round that fails and names its offset."""
+    seconds = float(os.environ.get("FUZZ_SECONDS", FUZZ_SECONDS))
     start, offset, total, code = time.monotonic(), 0, 0, 0
-    while not code and time.monotonic() - start < FUZZ_SECONDS:
+    while not code and time.monotonic() - start < seconds:
         offset += 1000
         code, counts = pytest("fuzz", f"--seed-offset={offset}", "-m", "not book and not slow", "tests")
         total += counts.get("tests", 0)
-    return code, {"what": FUZZ, "tests": {"tests": total, "failures": int(bool(code))}, "last_offset": offset}
+    return code, {
+        "what": FUZZ.format(seconds),
+        "tests": {"tests": total, "failures": int(bool(code))},
+        "last_offset": offset,
+    }
 
 
 def soak() -> tuple[int, dict]:

@@ -49,9 +49,11 @@ def check_platform() -> None:
 
 @dataclass(frozen=True)
 class Base:
-    """A torch that another environment already has: its interpreter, its version, whether triton is there, and where."""
+    """A torch that another environment already has: its interpreter and Python, its version, whether triton is there, and
+    where."""
 
     python: str
+    version: str
     torch: str
     triton: bool
     folders: list[str]
@@ -62,7 +64,7 @@ def base_torch() -> Base | None:
     code = (
         "import json, sys, torch\nfrom importlib.util import find_spec\n"
         "folders = [p for p in sys.path if p.endswith(('site-packages', 'dist-packages'))]\n"
-        "print(json.dumps([torch.__version__, find_spec('triton') is not None, folders]))"
+        "print(json.dumps(['%d.%d' % sys.version_info[:2], torch.__version__, find_spec('triton') is not None, folders]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return None if done.returncode else Base(sys.executable, *json.loads(done.stdout.splitlines()[-1]))
@@ -131,8 +133,10 @@ def make_venv(reuse: bool) -> Base | None:
         return None
     if tuple(int(n) for n in found.torch.split("+")[0].split(".")[:2]) < TORCH_FLOOR:
         fail(f"torch {found.torch} in {found.python} is older than {TORCH_FLOOR[0]}.{TORCH_FLOOR[1]}. Update it there.")
-    if f"python{sys.version_info[0]}.{sys.version_info[1]}" not in str(base_path()):
-        fail(f".venv was made from another Python than {sys.executable}. Run `make distclean` first.")
+    if f"python{found.version}" not in base_path().parts:
+        fail(
+            f".venv was made from another Python than the {found.version} of {found.python}. Run `make distclean` first."
+        )
     if (base_path().parent / "torch").exists():
         fail(f".venv has a torch of its own. To use the one of {found.python} run `make distclean` first.")
     mark("base-torch.json", json.dumps(asdict(found)))
@@ -161,7 +165,7 @@ def say_size(torch_there: bool) -> None:
 
 def install_packages(base: Base | None) -> None:
     """Installs requirements.txt and kvlab; a torch that is there already stays as it is."""
-    key = digest(*PACKAGES) + str(base and base.torch) + platform.python_version()
+    key = digest(*PACKAGES) + (json.dumps(asdict(base)) if base else platform.python_version())
     if done("packages", key):
         return
     say_size(base is not None or _has_torch())

@@ -18,6 +18,8 @@ LOGIT_GAP = 1e-3
 """A greedy pick is near a tie when the best logit is ahead of the other token's by less."""
 SHARE_GAP = 1e-4
 """A drawn pick is near a tie when the number drawn is closer to the other token's share than this."""
+TIE = 1e-12
+"""Stands for the distance of an exact tie, so that it is not taken for equal tokens."""
 
 
 def distance(logits: torch.Tensor, rows: RowParams, token: int) -> float:
@@ -44,7 +46,8 @@ def first_difference(engine: Engine, prompt: Sequence[int], params: SamplingPara
         index = len(requests[0].output) if requests else len(other)
         if not found and index < len(other) and int(picked[0]) != other[index]:
             rows = engine.row_params(requests, [len(r.tokens) for r in requests], logits)
-            found.append(distance(logits, rows, other[index]))
+            gap = distance(logits, rows, other[index])
+            found.append(gap if gap != 0 else TIE)
         return picked
 
     engine._pick = watched  # type: ignore[method-assign]

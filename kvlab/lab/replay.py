@@ -160,8 +160,10 @@ class Replay:
                     timed.error = f"HTTP {answer.status_code}"
                     return
                 await self._read(answer, timed, start)
-        except (httpx.HTTPError, ValueError) as error:
+        except httpx.HTTPError as error:
             timed.error = type(error).__name__
+        except ValueError as error:
+            timed.error = str(error)[:80]
         finally:
             self._answered += 1
             if self._progress:

@@ -215,7 +215,8 @@ class Soak:
         for one in done:
             params = SamplingParams(one.output, one.temperature, seed=one.seed, ignore_eos=True)
             gap = first_difference(self.fresh(), one.prompt, params, one.token_ids)
-            if gap >= 1 or (exact and gap):
+            # not below 1: NaN too
+            if not gap < 1 or (exact and gap):
                 self.problems.append(f"answer to seed {one.seed} differs from the one alone, {gap:.3g} near ties away")
             ties += 0 < gap < 1
         return len(done), ties

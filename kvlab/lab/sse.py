@@ -21,16 +21,16 @@ async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
     Source: the HTML standard, section 9.2.6, less events of several lines, which no such server sends.
     """
-    rest = b""
+    rest, over = b"", False
     async for piece in answer.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             data = _data(line)
-            if data == b"[DONE]":
-                return
-            if data:
+            # read to the end even so: a connection whose answer was read whole can be used again
+            over = over or data == b"[DONE]"
+            if data and not over:
                 yield _object(data)
-    if (data := _data(rest)) and data != b"[DONE]":
+    if (data := _data(rest)) and not over and data != b"[DONE]":
         yield _object(data)
 
 

@@ -139,11 +139,16 @@ def save_in_order(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes a safetensors file in which the tensors, contiguous fp32 or fp16, lie in the order given.
 
     The library's writer sorts them by name, which parts the rows that are multiplied together.
+
+    Raises:
+        ValueError: another dtype, or a tensor that is not contiguous.
     """
     names = {dtype: name for name, dtype in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float32, torch.float16) or not tensor.is_contiguous():
+            raise ValueError(f"tensor {name!r} {tensor.dtype}: must be contiguous fp32 or fp16")
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()

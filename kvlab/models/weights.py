@@ -2,8 +2,8 @@
 
 Matrices that are multiplied with the same rows are taken as one (`take_rows`): fewer and larger products. A checkpoint
 that holds them under the fused name, or one behind the other in a file, is used as it lies, mapped and not copied;
-else the parts are joined once. `named` has every tensor under its checkpoint name, a part as a view of the fused one, so
-that nothing is stored twice.
+else, and where names of the checkpoint are mapped to others, the parts are joined once. `named` has every tensor under
+its checkpoint name, a part as a view of the fused one, so that nothing is stored twice.
 """
 
 from __future__ import annotations

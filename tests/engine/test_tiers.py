@@ -207,7 +207,7 @@ def test_options_that_cannot_be(options, message):
 
 
 def test_host_memory_smaller_than_a_page_is_refused():
-    with pytest.raises(ValueError, match="host_bytes 8: one page takes"):
+    with pytest.raises(ValueError, match="host_bytes 8: must hold a unit"):
         engine_of(kind("full"), tiers=TierOptions(8))
 
 

@@ -61,3 +61,11 @@ def test_wrong_shape_of_a_part_is_told_though_the_rows_lie_together(tmp_path: Pa
     save_in_order(tensors, tmp_path / "a.safetensors")
     with pytest.raises(ValueError, match="weight 'k': shape"):
         Source(Checkpoint([tmp_path / "a.safetensors"]), copy=False).take_rows("qkv", {"q": 6, "k": 3, "v": 1}, 5)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bfloat16), torch.ones(4, 3).T]
+)
+def test_what_cannot_be_written_is_told_by_name(tmp_path: Path, tensor: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"tensor 'x' torch.*: must be contiguous fp32 or fp16"):
+        save_in_order({"x": tensor}, tmp_path / "a.safetensors")

@@ -125,3 +125,23 @@ def test_silu_mul() -> None:
     assert_close("silu", gate.double() / (1 + (-gate.double()).exp()) * up, silu_mul(torch.cat((gate, up), 1)), "fp32")
     extreme = silu_mul(torch.tensor([[-1e4, 1e4, 1.0, 1.0]]))
     assert torch.equal(extreme, torch.tensor([[0.0, 1e4]]))
+
+
+def test_rows_of_the_cores_are_whole_groups_and_no_row_is_alone() -> None:
+    if not numba_support.available():
+        pytest.skip("Numba is not installed")
+    from kvlab.ops.linear.cpu import CHUNK, GROUP, chunk_rows
+
+    for threads in (1, 2, 3, 16, 64):
+        for rows in range(192, 1500):
+            size = chunk_rows.py_func(rows, threads)
+            assert size % GROUP == 0 and size <= CHUNK + 3 * GROUP and rows % size != 1, (rows, threads)
+
+
+@pytest.mark.parametrize("rows", [191, 193, 301])
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(rows: int, backend: str) -> None:
+    if backend != "cpu":
+        pytest.skip("torch's product promises no such thing")
+    x, weight = torch.randn(rows, 80), torch.randn(36, 80)
+    whole = linear(x, weight)
+    assert torch.equal(whole[-5:], linear(x[-5:], weight)) and torch.equal(whole[:40], linear(x[:40], weight))

@@ -44,7 +44,8 @@ def test_the_first_other_token_counts_and_a_shorter_answer_never_passes() -> Non
 
 
 @pytest.mark.parametrize(
-    ("gap", "exact", "problems", "ties"), [(0.5, False, 0, 1), (0.5, True, 1, 1), (2.0, False, 1, 0)]
+    ("gap", "exact", "problems", "ties"),
+    [(0.5, False, 0, 1), (0.5, True, 1, 1), (2.0, False, 1, 0), (float("nan"), False, 1, 0), (0.0, True, 0, 0)],
 )
 def test_soak_counts_near_ties_and_takes_none_in_fp64(monkeypatch, gap, exact, problems, ties) -> None:
     monkeypatch.setattr("kvlab.lab.soak.first_difference", lambda *_: gap)
@@ -57,3 +58,10 @@ def test_soak_counts_near_ties_and_takes_none_in_fp64(monkeypatch, gap, exact, p
         )()
     ]
     assert run._compare() == (1, ties) and len(run.problems) == problems
+
+
+def test_an_exact_tie_is_not_taken_for_equal_tokens(monkeypatch) -> None:
+    params = SamplingParams(4, 0.0, ignore_eos=True)
+    alone = speaking.engine().generate([[4, 5, 6]], params)[0].token_ids
+    monkeypatch.setattr("kvlab.lab.near_ties.distance", lambda *_: 0.0)
+    assert 0 < first_difference(speaking.engine(), [4, 5, 6], params, [(alone[0] + 1) % speaking.VOCAB, *alone[1:]]) < 1

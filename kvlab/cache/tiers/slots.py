@@ -24,7 +24,7 @@ class HostSlots:
         self.unit_bytes = unit_bytes or max(self.page_bytes)
         count = host_bytes // self.unit_bytes
         if count < 1:
-            raise ValueError(f"host_bytes {host_bytes}: one page takes {self.unit_bytes} bytes")
+            raise ValueError(f"host_bytes {host_bytes}: must hold a unit of {self.unit_bytes} bytes")
         self._units = BlockPool(count + 1)
         self._slots = [SectorPages(self._units, self.unit_bytes // size) for size in self.page_bytes]
 

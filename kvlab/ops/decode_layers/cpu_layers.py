@@ -95,11 +95,9 @@ def _work(weights, reals, pages, sizes, step, items, buffers, team) -> None:
 
 @kernel()
 def _packed(source, wanted):
-    """The rows of a product packed, normed first where a norm is given; nothing for a thread that has no item."""
+    """The normed rows of a product packed; nothing for a thread that has no item."""
     x, norm, eps = source
     rows = x if wanted else x[:0]
-    if not norm.shape[0]:
-        return pack(rows)
     normed = np.empty_like(rows)
     for t in range(rows.shape[0]):
         norm_row(rows[t], norm, eps, normed[t])

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from kvlab.ops.linear import APART
-from kvlab.ops.linear.cpu_tile import SUMS, add_tiles, pack, put_tiles
+from kvlab.ops.linear.cpu_tile import LANES, MAX_VECTORS, SUMS, add_tiles, pack, put_tiles
 from kvlab.ops.numba_support import kernel, launch, num_threads
 
 WEIGHT_ROWS = SUMS  # callers loop over blocks of this many
+GROUP = MAX_VECTORS * LANES  # rows that a tile takes
 CHUNK = 96  # rows that a core takes through a weight: at K = 576 they fill 216 KiB
 
 
@@ -101,10 +102,14 @@ def add_product(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
 
 @kernel()
 def chunk_rows(rows: int, threads: int) -> int:
-    """Rows of a chunk: at most CHUNK, and as many chunks for each thread."""
-    chunks = (rows + CHUNK - 1) // CHUNK
-    chunks = (chunks + threads - 1) // threads * threads
-    return (rows + chunks - 1) // chunks
+    """Rows of a chunk: about CHUNK or a thread's share, whole groups, and never one row over for the last chunk, whose sum
+    would run in another order.
+    """
+    share = (rows + threads - 1) // threads
+    size = min(CHUNK, (share + GROUP - 1) // GROUP * GROUP)
+    while rows % size == 1:
+        size += GROUP
+    return size
 
 
 @kernel()

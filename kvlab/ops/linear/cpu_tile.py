@@ -1,9 +1,9 @@
-"""The inner loop of products with few rows: sums of a tile kept in registers while the weights pass once.
+"""The inner loop of products on the CPU: sums of a tile kept in registers while the weights pass once.
 
 Rows are packed side by side, as many as fill one, two or three vectors; a weight is read once, spread over a vector and
 multiplied with all rows. Twelve sums stay in registers: enough to keep two multiply-add units busy, few enough for
 the sixteen registers of AVX2. Each row's sum runs over k in order, whatever the other rows are, so that its bits do not
-depend on them.
+depend on them. (One row alone, and columns beyond a multiple of SUMS, are dot products in `cpu.py` instead.)
 """
 
 from __future__ import annotations
