@@ -33,6 +33,8 @@ def norm64(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("shape", [(1, 1), (63, 111), (16, 576), (17, 80), (6, 15)], ids=str)
 def test_linear(rows: int, shape: tuple[int, int]) -> None:
+    # one value of an unlucky draw may cancel to nearly nothing
+    torch.manual_seed(1000 * rows + shape[1])
     x, weight, bias = torch.randn(rows, shape[1]), torch.randn(shape), torch.randn(shape[0])
     residual = torch.randn(rows, shape[0])
     product = x.double() @ weight.double().T

@@ -40,7 +40,9 @@ def test_production_configurations_keep_the_rules(arch: str, least: int) -> None
         products = r["config"].split("/")[0] in WITH_PRODUCTS
         assert r["registers"] > 0 and (r["tensor_ops"] > 0) == products, r
         if products and arch != "gfx942":
-            assert r["async_copies"] > 0 and max(map(int, r["code_load_bytes"])) == 16, r
+            # tiles of 32 tokens there, half as wide: the table of exceptions says why
+            widest = 8 if arch == "sm_80" and r["kernel"] == "paged_prefill_packed" else 16
+            assert r["async_copies"] > 0 and max(map(int, r["code_load_bytes"])) == widest, r
         assert set(r["roofline"]) == {"a100-80gb", "h100-sxm", "h200", "b200", "mi300x"}
 
 
