@@ -210,7 +210,8 @@ class HashChain:
 
     def links(self) -> Iterator[Link]:
         """All links, each behind the one before it."""
-        for run in sorted(set(self.runs.values()), key=lambda run: run.start):
+        # not a set: runs lie in it by their addresses, and those that begin alike would come in another order each time
+        for run in sorted(dict.fromkeys(self.runs.values()), key=lambda run: run.start):
             yield from run.links()
 
     def entries(self) -> Iterator[tuple[int, bytes, int]]:

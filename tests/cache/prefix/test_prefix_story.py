@@ -300,3 +300,15 @@ def _request(name, tokens, **fields):
     from kvlab.schedule import Request, SamplingParams
 
     return Request(name, tokens, SamplingParams(), **fields)
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_entries_come_in_the_order_in_which_they_were_made(design):
+    """The step-through shows them so: in a browser and here they must be the same."""
+    driver = Driver(design=design, num_blocks=64)
+    histories = []
+    for i in range(20):
+        driver.run(f"r{i}", [100 + i] * 4 + [7])
+        histories.append([history for _, history, _ in driver.prefix.index.entries()])
+    assert all(after[: len(before)] == before for before, after in zip(histories, histories[1:], strict=False))
+    assert len(histories[-1]) == 20
