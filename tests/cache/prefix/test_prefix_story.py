@@ -1,5 +1,7 @@
 """Prefix caching step by step, with exact page ids, in both designs."""
 
+from itertools import pairwise
+
 import pytest
 from prefix_driver import BF16, FULL, STATE, WINDOW, Driver
 
@@ -310,5 +312,5 @@ def test_entries_come_in_the_order_in_which_they_were_made(design):
     for i in range(20):
         driver.run(f"r{i}", [100 + i] * 4 + [7])
         histories.append([history for _, history, _ in driver.prefix.index.entries()])
-    assert all(after[: len(before)] == before for before, after in zip(histories, histories[1:], strict=False))
+    assert all(after[: len(before)] == before for before, after in pairwise(histories))
     assert len(histories[-1]) == 20
