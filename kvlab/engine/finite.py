@@ -22,7 +22,6 @@ class RowCheck:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        runner.keeps_hidden = True
         self._launched: tuple[Step, Tensor | None] | None = None
 
     def launch(self, step: Step) -> None:

@@ -94,8 +94,8 @@ class Runner:
         # as wide as the positions of the longest sequence; a state's table has one entry
         widths = [1 if g.retention.rule == "state" else cdiv(longest, g.block_size) for g in cache.groups]
         self.tables = [fixed(seqs, width, dtype=torch.int32) for width in widths]
-        # what left the last layer in the last step [T, hidden], for those who draft from it
-        self.keeps_hidden, self.hidden = False, None
+        # what left the last layer in the last step [T, hidden], for those who draft from it or look for NaN
+        self.hidden: Tensor | None = None
         # the parents of the last tokens that a chunk ends in, where they are a tree
         self.tree_of: Callable[[Chunk], tuple[int, ...]] = lambda chunk: ()
         # which rows of a step an adapter changes
@@ -115,9 +115,7 @@ class Runner:
         """Logits [R, vocab], None when no row is wanted; a step of decodes reads nothing back to the host."""
         # decoders of tests take three arguments
         deltas = () if self._deltas is None else (self._deltas,)
-        hidden = self.decoder.hidden_states(inputs.ids, inputs.batches, self.views, *deltas)
-        if self.keeps_hidden:
-            self.hidden = hidden
+        self.hidden = hidden = self.decoder.hidden_states(inputs.ids, inputs.batches, self.views, *deltas)
         return self.decoder.logits(hidden.index_select(0, inputs.rows)) if len(inputs.rows) else None
 
     def fill(self, step: Step) -> Inputs:

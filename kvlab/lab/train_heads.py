@@ -60,7 +60,6 @@ def prompts(seed: int, count: int) -> list[str]:
 def write(model, questions: list[str], seconds: float, tokens: int, temperature: float = 0.6) -> list[Written]:
     """The answers begun within `seconds` of processor time, at most `tokens` tokens each, with their features."""
     engine = Engine(model, max_num_seqs=32, max_model_len=256, kv_bytes=2**28, seed=1)
-    engine.runner.keeps_hidden = True
     began, waiting, kept, live = time.process_time(), list(questions), {}, {}
     written: list[Written] = []
     params = SamplingParams(tokens, temperature)

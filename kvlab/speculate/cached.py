@@ -47,8 +47,6 @@ class CachedProposer:
         cache, storage, runner: its own.
     """
 
-    needs_hidden = False
-
     def __init__(self, engine: Any, decoder: Any, spec: ModelSpec, k: int, drawn: bool = True) -> None:
         self.engine, self.drawn = engine, drawn
         limits = engine.limits

@@ -62,15 +62,13 @@ class Proposer(Protocol):
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Draft]:
         """A draft of at most `counts[i]` tokens for each request, which all have a token to go on from."""
 
-    needs_hidden: bool
-
     def observe(
         self, step: Step, hidden: Tensor | None, certain: Sequence[Sequence[int]], picked: Sequence[Sequence[int]]
     ) -> None:
         """Hears what came of a step, before its requests are advanced.
 
         Args:
-            hidden: what left the last layer [T, hidden], for proposers that have `needs_hidden`.
+            hidden: what left the last layer [T, hidden].
             certain: for each chunk the rows of the batch that hold certain tokens, from its start on.
             picked: for each chunk the token that the model puts after its last known token and after each draft.
         """
@@ -86,7 +84,6 @@ class Proposer(Protocol):
 class Stateless:
     """A proposer that keeps nothing between steps."""
 
-    needs_hidden = False
     kv_bytes = 0
 
     def observe(

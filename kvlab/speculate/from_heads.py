@@ -32,8 +32,6 @@ class MedusaProposer(Stateless):
         ValueError: heads of another kind, or of a model of another width.
     """
 
-    needs_hidden = True
-
     def __init__(self, engine: Any, path: Path, options: SpeculationOptions) -> None:
         self.engine, self.options = engine, options
         heads, rows, _ = load_heads(path, engine.model.device)
@@ -125,8 +123,6 @@ class EagleProposer(CachedProposer):
         ValueError: a head of another kind, or of a model of another width.
     """
 
-    needs_hidden = True
-
     def __init__(self, engine: Any, path: Path, options: SpeculationOptions) -> None:
         head, rows, _ = load_heads(path, engine.model.device)
         head = _fitting(head, Eagle, len(head.join) if isinstance(head, Eagle) else 0, engine, path)
@@ -135,7 +131,6 @@ class EagleProposer(CachedProposer):
         most = max(options.k, options.branches[0] * len(options.branches) if options.branches else 0)
         super().__init__(engine, decoder, head.spec(vocab, hidden), most, options.drawn)
         self.options, self.decoder = options, decoder
-        self.runner.keeps_hidden = True
         self.runner.tree_of = lambda chunk: tuple(self._trees.get(chunk.request.request_id, ()))
         self._fed_by: dict[str, Fed] = {}
         # predicted features of drafts by request, and the parents of those in the cache

@@ -50,7 +50,7 @@ class LookaheadProposer:
         options: `k` is the number of drafts: half of them, at least two, are the window.
     """
 
-    needs_hidden, kv_bytes = False, 0
+    kv_bytes = 0
 
     def __init__(self, engine: Any, options: SpeculationOptions) -> None:
         self.branches = can_branch(engine)

@@ -38,7 +38,6 @@ class Speculator:
         if options.branches:
             check_branches(engine)
         self.proposer = make_proposer(engine, options)
-        engine.runner.keeps_hidden |= self.proposer.needs_hidden
         engine.runner.tree_of = self._tree
         self.acceptance, self.per_request = Acceptance(), {}
         self._drafts: dict[str, Draft] = {}

@@ -151,7 +151,7 @@ def test_best_nodes_keep_parents():
 class PlantedTree:
     """A tree whose second branch is right: its entries must move, and every table stay right."""
 
-    needs_hidden, kv_bytes = False, 0
+    kv_bytes = 0
 
     def __init__(self, answer, prompt, vocab):
         self.answer, self.prompt, self.vocab = answer, prompt, vocab
