@@ -1,10 +1,11 @@
 """The engine's options on a command line become its options."""
 
 import argparse
+import gc
 
 import pytest
 
-from kvlab.cli.engine_arguments import add_engine_arguments, engine_changes
+from kvlab.cli.engine_arguments import add_engine_arguments, engine_changes, objects_that_stay
 from kvlab.engine.tiers import TierOptions
 from kvlab.schedule import SchedulingPolicy
 
@@ -36,3 +37,17 @@ def test_a_tier_needs_host_memory(words):
 def test_a_directory_without_a_size_is_refused():
     with pytest.raises(ValueError, match="disk_dir and disk_bytes: give both, or none"):
         changes("--host-bytes", "1MiB", "--disk-dir", "x")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_collector_rests_while_a_start_makes_what_stays_and_is_then_as_it_was(collects):
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(ValueError, match="no such model"), objects_that_stay():
+            assert not gc.isenabled()
+            raise ValueError("no such model")
+        assert gc.isenabled() is collects
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.enable()
