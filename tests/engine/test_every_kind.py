@@ -227,7 +227,7 @@ def test_bytes_written_after_n_tokens_are_the_bytes_of_n(name, tokens):
     parts = {(layer.index, i): part for layer in engine.spec.layers for i, part in enumerate(layer.parts)}
     for member, count in written.items():
         part, wanted = parts[member], parts[member].bytes_at(tokens)
-        if isinstance(part, OpenBuffer):  # a place for each token that can wait; a token that closes its window need not
+        if isinstance(part, OpenBuffer):  # a place for each token that can wait; one that closes its window need not
             assert count <= wanted and (count > 0 or tokens % part.ratio == 0), part
         else:
             assert count == wanted, part
