@@ -71,7 +71,7 @@ def stored_peaks(engine: Engine) -> dict[str, torch.Tensor]:
 
     NaN where a key or a value is NaN, 0 where a layer holds no keys and values of that position.
     """
-    views = engine.storage.views(engine.spec)
+    views = engine.runner.views  # with the scales found from data
     found = {}
     for request_id, computed in engine.cache.computed.items():
         found[request_id] = torch.zeros(len(views), computed)
@@ -89,7 +89,7 @@ def _peaks(cache: KVCacheManager, views: PageViews, request_id: str) -> torch.Te
     held = (pages != NULL_BLOCK).repeat_interleave(views.block_size)
     peaks = torch.zeros(len(held))
     for name in ("k", "v"):
-        rows = decode_rows(views, name, pages).float()  # [pages, heads, block_size, D]
+        rows = decode_rows(views, name, pages, heads=-3).float()  # [pages, heads, block_size, D]
         peaks = torch.maximum(peaks, rows.abs().amax((1, 3)).flatten())
     return torch.where(held, peaks, 0.0)
 

@@ -8,8 +8,10 @@ import torch
 from kvlab.cache.prefix import PrefixOptions
 from kvlab.engine import Engine, SamplingParams
 from kvlab.lab import failures
+from kvlab.lab.paged_run import keys_and_values
 from kvlab.lab.small_model import fill, small_model
 from kvlab.quant import get_codec
+from kvlab.quant.calibrate import calibrate
 
 GREEDY = SamplingParams(max_tokens=6)
 FIRST, SECOND, THIRD = ([3 + (7 * i + k) % 61 for i in range(10)] for k in (0, 20, 40))
@@ -101,6 +103,23 @@ def test_with_the_clamp_the_same_weights_stay_finite(model) -> None:
             engine.step()
         peaks = failures.stored_peaks(engine)[request_id]
     assert peaks.isfinite().all() and peaks[0, where] == 448
+
+
+@pytest.mark.parametrize("share", ["tensor", "head", "channel"])
+def test_peaks_are_of_the_rows_and_not_of_their_codes(model, share) -> None:
+    """Scales found from data belong to what is read; a page as long as it has heads must not hide which is which."""
+    heads = model.config.layers[0].branches[0].module.num_kv_heads
+
+    def peaks(**options) -> torch.Tensor:
+        engine = engine_of(model, block_size=heads, max_batched_tokens=16, **options)
+        request_id = engine.add_request(FIRST, GREEDY)
+        engine.step()
+        return failures.stored_peaks(engine)[request_id]
+
+    layers = keys_and_values(model, FIRST)
+    found = peaks(kv_dtype="fp8_e4m3", kv_scales=calibrate(layers, share))
+    torch.testing.assert_close(found[0], peaks()[0], rtol=2**-4, atol=0)
+    assert not torch.allclose(found[0], found[0].max(), rtol=0.1)
 
 
 def test_codec_weights_and_operations_are_as_they_were(model) -> None:

@@ -11,7 +11,7 @@ from kvlab.ops.views import PageViews
 
 def page_bounds(views: PageViews, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(low, high), fp32 [num_pages, Hkv, D], over the first `counts[page]` keys of each page; 0 for an empty page."""
-    keys = decode_rows(views, "k", slice(None)).float()  # [pages, Hkv, P, D]
+    keys = decode_rows(views, "k", slice(None), heads=-3).float()  # [pages, Hkv, P, D]
     live = (torch.arange(views.block_size, device=keys.device) < counts[:, None])[:, None, :, None]
     low, high = (torch.where(live, keys, fill) for fill in (float("inf"), float("-inf")))
     empty = (counts == 0)[:, None, None]
