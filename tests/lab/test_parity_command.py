@@ -41,6 +41,12 @@ def test_the_text_shows_what_was_shrunk(config, capsys):
     assert "num_hidden_layers" in text and "6 -> 2" in text and text.rstrip().endswith("parity holds")
 
 
+def test_how_a_published_checkpoint_is_stored_is_no_reason_to_refuse_its_family(config, capsys):
+    stored = config(quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    assert main(["parity", stored]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("parity holds")
+
+
 def test_a_wrong_decoder_fails(config, capsys, monkeypatch):
     from kvlab.lab import parity
 

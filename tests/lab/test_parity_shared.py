@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.cli import parity as command
 from kvlab.models.facts import ModelConfig
 
 SHARED = Path(__file__).parents[3] / "shared" / "configs"
 
 
-def runs(config: dict) -> bool:
+def runs(path: Path) -> bool:
     try:
-        ModelConfig.from_hf({k: v for k, v in config.items() if k != "quantization_config"})
+        ModelConfig.from_hf(command._read(path))
     except ValueError:
         return False
     return True
@@ -20,7 +21,7 @@ def runs(config: dict) -> bool:
 
 def runnable() -> list[Path]:
     """The shared configs that the engine runs, multimodal wrappers by their text part."""
-    return [p for p in sorted(SHARED.glob("*__*.json")) if runs(json.loads(p.read_text()))]
+    return [p for p in sorted(SHARED.glob("*__*.json")) if runs(p)]
 
 
 @pytest.mark.slow
