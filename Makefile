@@ -13,10 +13,10 @@ LAB_FLAGS ?=
 export OMP_WAIT_POLICY ?= passive
 PORT ?= 8000
 
-.PHONY: help lab lab-setup setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma bench-gpu clean-chapters check-chapters clean distclean
+.PHONY: help lab lab-setup env setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma bench-gpu clean-chapters check-chapters clean distclean
 
 help: ## what can be made
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 lab: lab-setup ## set up everything and open JupyterLab on the chapters (LAB_FLAGS=--no-browser ...)
 	@$(PY) tools/open_lab.py $(LAB_FLAGS)
@@ -24,16 +24,19 @@ lab: lab-setup ## set up everything and open JupyterLab on the chapters (LAB_FLA
 lab-setup: ## all of `make lab` but opening it
 	@$(PYTHON) tools/setup_env.py $(REUSE) --model --kernel
 
-setup: ## .venv with the pinned packages and kvlab
+env: ## .venv with the pinned packages and kvlab, no model
 	@$(PYTHON) tools/setup_env.py $(REUSE)
+
+setup: lab-setup ## lab-setup, and the JavaScript that the pages carry
+	@$(PY) tools/assets.py
 
 test: ## everything that CI runs, with its own set-up; ends with a table of times
 	@$(PYTHON) tools/ci.py $(REUSE)
 
-lint: setup ## ruff: rules and format
+lint: env ## ruff: rules and format
 	@$(PY) tools/ci.py --only lint
 
-format: setup ## rewrite the Python files in the project's format
+format: env ## rewrite the Python files in the project's format
 	@$(VENV)/bin/ruff format kvlab tests tools && $(VENV)/bin/ruff check --fix kvlab tests tools
 
 unit: setup ## the unit tests
@@ -69,10 +72,10 @@ soak: setup ## half an hour of load on the server (SOAK_SECONDS=..., SOAK_RATE=.
 quality: setup ## KL and perplexity of every storage format on the default model
 	@$(PY) tools/recorded.py quality
 
-gemma: setup ## fetch the optional second model, Gemma 3 270M (Gemma terms of use), about 250 MB
+gemma: lab-setup ## fetch the optional second model, Gemma 3 270M (Gemma terms of use), about 250 MB
 	@$(PY) tools/setup_env.py --gemma
 
-bench-gpu: setup ## check every Triton kernel on this machine's GPU, then measure it (STAGE=decode runs one stage again)
+bench-gpu: lab-setup ## check every Triton kernel on this machine's GPU, then measure it (STAGE=decode runs one stage again)
 	@$(PY) -m kvlab.lab.bench_gpu $(if $(STAGE),--stage $(STAGE),)
 
 clean-chapters: ## take outputs out of the chapters, before a commit
