@@ -49,6 +49,18 @@ def for_the_page(notebook: dict) -> dict:
     return notebook
 
 
+def not_ready() -> list[str]:
+    """Chapters without a passed run, one line each: their pages would be missing, or show what went wrong."""
+    found = []
+    for path in run_chapters.chapters():
+        record = run_chapters.RUN / f"{path.stem}.json"
+        if not record.exists() or not (run_chapters.RUN / path.name).exists():
+            found.append(f"{path.name}: has not run")
+        elif json.loads(record.read_text())["result"] != "passed":
+            found.append(f"{path.name}: failed")
+    return found
+
+
 def lay_out() -> None:
     """Fills build/book: the pages of book/ at its root, chapters as executed, the status page as of now."""
     shutil.rmtree(SOURCE, ignore_errors=True)
@@ -96,6 +108,9 @@ def main() -> int:
         and subprocess.run([sys.executable, "tools/run_chapters.py"], cwd=ROOT).returncode
     ):
         print("book: not built, because a chapter failed")
+        return 1
+    if missing := not_ready():
+        print("\n".join(f"book: {line}" for line in missing) + "\nbook: not built; `make chapters` runs them")
         return 1
     assets.npm_packages()
     lay_out()

@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from run_chapters import times_line
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv" / "bin"
@@ -133,17 +135,30 @@ def run_commands(commands: list[list[str]], env: dict[str, str]) -> list[list[st
     return failed
 
 
+def reports() -> Iterator[tuple[str, ElementTree.Element]]:
+    """Name and root of every report of this run; one that cannot be read counts as a failed test."""
+    for path in sorted(REPORTS.glob("*.xml")):
+        try:
+            yield path.stem, ElementTree.parse(path).getroot()
+        except ElementTree.ParseError:
+            yield path.stem, ElementTree.Element("testsuite", tests="1", failures="1")
+
+
 def counts() -> dict[str, int]:
-    """Tests passed, failed and skipped over all reports of this run; each executed chapter counts as one."""
+    """Tests passed, failed and skipped over all reports of this run; each chapter counts as one test."""
     total = {"passed": 0, "failed": 0, "skipped": 0}
-    for report in REPORTS.glob("*.xml"):
-        head = report.read_text(encoding="utf-8", errors="replace")[:2000]
-        found = {k: int(v) for k, v in re.findall(r'(tests|errors|failures|skipped)="(\d+)"', head)}
-        bad = found.get("errors", 0) + found.get("failures", 0)
-        total["failed"] += bad
-        total["skipped"] += found.get("skipped", 0)
-        total["passed"] += found.get("tests", 0) - bad - found.get("skipped", 0)
+    for suite in (suite for _, root in reports() for suite in root.iter("testsuite")):
+        tests, errors, failures, skipped = (int(suite.get(n, 0)) for n in ("tests", "errors", "failures", "skipped"))
+        total["failed"] += errors + failures
+        total["skipped"] += skipped
+        total["passed"] += tests - errors - failures - skipped
     return total
+
+
+def chapter_times() -> str:
+    """Median and longest time of the chapters of this run beside their budgets; "" where none ran."""
+    cases = [case for name, root in reports() if name == "chapters" for case in root.iter("testcase")]
+    return times_line({case.get("name", ""): float(case.get("time", 0)) for case in cases}) if cases else ""
 
 
 def table(results: list[tuple[Job, bool, float]]) -> str:
@@ -156,7 +171,7 @@ def table(results: list[tuple[Job, bool, float]]) -> str:
         )
     total = sum(seconds for _, _, seconds in results)
     lines.append(f"{'all':10} {60 * sum(j.budget_minutes for j, _, _ in results):7.0f} s {total:7.0f} s")
-    return "\n".join(lines)
+    return "\n".join([*lines, chapter_times()]).rstrip()
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """Executes every chapter once, in a fresh kernel, with nbmake; the book is built from these executed copies.
 
 A copy lies in build/run/ and is kept while the chapter and everything that it could import or read is unchanged: kvlab,
-recorded results, pinned packages, Python (an execution cache that looks at the notebook alone shows stale numbers).
+recorded results, pinned and installed packages, Python (an execution cache that looks at the notebook alone shows stale
+numbers).
 After a run the copy is scanned for failures that nbmake lets pass: errors inside widget outputs, text on stderr, and a
 result that the chapter tells before it asks for it.
 """
@@ -12,14 +13,17 @@ import argparse
 import contextlib
 import datetime
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from check_chapters import told_before
@@ -27,6 +31,7 @@ from check_chapters import told_before
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = ROOT / "chapters"
 RUN = ROOT / "build" / "run"
+REPORT = ROOT / "build" / "reports" / "chapters.xml"
 CELL_SECONDS = 280
 NOTEBOOK_SECONDS = 300  # hard stop; the budget is 60, and a busy or slower machine may take a few times that
 INPUTS = (
@@ -37,6 +42,7 @@ INPUTS = (
     "tools/run_chapters.py",
     "tools/check_chapters.py",
 )
+SHOWN = ("kvlab", "torch", "transformers", "numpy", "numba", "jupyter-book", "jupyterlab", "plotly", "anywidget")
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 
@@ -45,9 +51,24 @@ def chapters() -> list[Path]:
     return sorted(p for p in CHAPTERS.glob("*.ipynb") if not p.name.startswith("."))
 
 
+def installed(name: str) -> str:
+    """The version of a package that is installed here."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def pinned_names() -> list[str]:
+    """The packages that the requirements and constraints name; one taken from elsewhere may have another version."""
+    text = "".join((ROOT / name).read_text(encoding="utf-8") + "\n" for name in ("requirements.txt", "constraints.txt"))
+    return sorted(set(re.findall(r"^([A-Za-z0-9][\w.-]*)", text, re.M)))
+
+
 def shared_key() -> str:
-    """Digest of what every chapter depends on besides its own text."""
-    found = hashlib.sha256(f"{platform.python_version()} {platform.machine()}".encode())
+    """Digest of what every chapter depends on besides its own text: code, results, and what is installed."""
+    versions = [f"{name} {installed(name)}" for name in pinned_names()]
+    found = hashlib.sha256("\n".join([platform.python_version(), platform.machine(), *versions]).encode())
     for name in INPUTS:
         path = ROOT / name
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -154,9 +175,29 @@ def run_one(source: Path, shared: str, force: bool) -> dict:
     record = {
         "chapter": source.stem, "key": key, "result": "failed" if problem or silent else "passed", "seconds": seconds,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(),
+        "versions": {name: installed(name) for name in SHOWN}, "problem": "\n".join([problem] * bool(problem) + silent),
     }  # fmt: skip
     record_path.write_text(json.dumps(record, indent=1))
     return record
+
+
+def times_line(seconds: dict[str, float]) -> str:
+    """How long chapters take beside what is decided: a median of 25 s, and 60 s for the longest."""
+    longest = max(seconds, key=seconds.__getitem__)
+    median = statistics.median(seconds.values())
+    return f"each chapter: median {median:.0f} s of 25, longest {seconds[longest]:.0f} s of 60 ({longest})"
+
+
+def write_report(records: list[dict]) -> None:
+    """build/reports/chapters.xml: each chapter as one test, for the closing count and table of tools/ci.py."""
+    failed = sum(r["result"] != "passed" for r in records)
+    suite = ElementTree.Element("testsuite", name="chapters", tests=str(len(records)), failures=str(failed))
+    for record in records:
+        case = ElementTree.SubElement(suite, "testcase", name=record["chapter"], time=str(record["seconds"]))
+        if record["result"] != "passed":
+            ElementTree.SubElement(case, "failure", message=re.sub(r"[^\n -~]", "?", record["problem"])[-2000:])
+    REPORT.parent.mkdir(parents=True, exist_ok=True)
+    ElementTree.ElementTree(suite).write(REPORT, encoding="utf-8")
 
 
 def main() -> int:
@@ -173,9 +214,15 @@ def main() -> int:
             stale.with_suffix(".json").unlink(missing_ok=True)
     shared = shared_key()
     records = [run_one(path, shared, options.force) for path in wanted]
+    if not records:
+        print(f"no chapter is named like {', '.join(options.names)}" if options.names else "there is no chapter")
+        return 1
+    write_report(records)
     passed = sum(r["result"] == "passed" for r in records)
-    print(f"{passed} passed, {len(records) - passed} failed")
-    return 0 if records and passed == len(records) else 1
+    print(
+        f"{passed} passed, {len(records) - passed} failed; {times_line({r['chapter']: r['seconds'] for r in records})}"
+    )
+    return 0 if passed == len(records) else 1
 
 
 if __name__ == "__main__":

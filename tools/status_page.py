@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ROOT / "build" / "run"
 RESULTS = ROOT / "book" / "results"
-SHOWN = ("kvlab", "torch", "transformers", "numpy", "numba", "jupyter-book", "jupyterlab", "plotly", "anywidget")
 
 INTRO = """# Status
 
@@ -36,21 +34,21 @@ def chapter_rows() -> list[list[str]]:
     return rows
 
 
-def machine_lines() -> str:
-    """The machine of the newest run and the versions of what ran."""
-    records = [json.loads(p.read_text()) for p in RUN.glob("*.json")]
-    if not records:
-        return "No chapter has run yet."
-    here = max(records, key=lambda r: r["date"])["machine"]
-    versions = ", ".join(f"{name} {_version(name)}" for name in SHOWN)
+def conditions(record: dict) -> str:
+    """What one chapter ran on and with which versions, as its run noted it."""
+    here = record["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return f"{here['cpu']}, {here['cores']} cores, {here['system']}, Python {here['python']}. {versions}."
 
 
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def machine_lines() -> str:
+    """The conditions of the newest run, and those of every chapter that ran under others."""
+    records = [json.loads(p.read_text()) for p in sorted(RUN.glob("*.json"))]
+    if not records:
+        return "No chapter has run yet."
+    newest = conditions(max(records, key=lambda r: r["date"]))
+    others = [f"- {r['chapter']} ran on: {conditions(r)}" for r in records if conditions(r) != newest]
+    return "\n".join([newest, *([""] if others else []), *others])
 
 
 def result_rows() -> list[list[str]]:
