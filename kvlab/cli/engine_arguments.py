@@ -8,11 +8,17 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-from kvlab.schedule.policy import ORDERS, VICTIMS, SchedulingPolicy
+from kvlab.cache.prefix import DESIGNS, EVICTIONS, PrefixOptions
+from kvlab.cli.pressure_arguments import add_pressure_arguments, check_pressure, policy_of, tiers_of
+from kvlab.cli.speculation_arguments import add_speculation_arguments, check_speculation, speculation_of
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of model and engine, `--model`, `--dtype` and `--device` included."""
+def add_engine_arguments(parser: argparse.ArgumentParser, prefix: str = "off") -> None:
+    """Adds the options of model and engine, `--model`, `--dtype` and `--device` included.
+
+    Args:
+        prefix: default of `--prefix`.
+    """
     parser.add_argument("--model", help="directory, .gguf file or hub id (default: SmolLM2-135M-Instruct)")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--dtype", default="fp32", help="of weights and activations: fp32 (default), bf16, fp16, fp64")
@@ -26,24 +32,28 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--max-model-len", metavar="N", help="prompt and output, as in 4k (default: the model's)")
     engine.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="requests that run at once")
     engine.add_argument("--max-batched-tokens", type=int, default=2048, metavar="N", help="tokens of one step")
-    pressure = parser.add_argument_group("when pages run out")
-    pressure.add_argument("--order", choices=ORDERS, default="fcfs", help="of waiting requests (default fcfs)")
-    pressure.add_argument("--victim", choices=VICTIMS, default="last", help="who gives way (default last)")
-    pressure.add_argument("--preempt", choices=("recompute", "swap"), default="recompute",
-                          help="what becomes of its pages; swap needs --host-bytes")  # fmt: skip
-    pressure.add_argument("--host-bytes", metavar="SIZE", help="host memory below the pool, as in 8GiB (default: none)")
-    pressure.add_argument("--disk-dir", metavar="DIR", help="saved prefixes survive here; needs both sizes")
-    pressure.add_argument("--disk-bytes", metavar="SIZE", help="of the files in --disk-dir")
+    add_pressure_arguments(parser)
+    _add_prefix_arguments(parser, prefix)
+    add_speculation_arguments(parser)
+
+
+def _add_prefix_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    add = parser.add_argument_group("prefix cache").add_argument
+    add("--prefix", default=default, choices=(*DESIGNS, "off"), help=f"its design, or off (default {default})")
+    add("--prefix-eviction", choices=EVICTIONS, help="which page nobody holds goes first (default lru)")
+    add("--prefix-ttl", type=float, metavar="S", help="of ttl: seconds that an unused page stays (default 60)")
 
 
 def engine_changes(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `EngineOptions` that the arguments set.
+    """The fields of `EngineOptions` that the arguments set, those left out that need the model: see `make_engine`.
 
     Raises:
-        ValueError: a size or length that cannot be read.
+        ValueError: a size or length that cannot be read, options that do not go together.
     """
     from kvlab.specs.units import parse_bytes, parse_tokens
 
+    check_pressure(args)
+    check_speculation(args)
     return {
         "kv_dtype": args.kv_dtype,
         "num_blocks": args.num_blocks,
@@ -51,9 +61,20 @@ def engine_changes(args: argparse.Namespace) -> dict[str, Any]:
         "max_model_len": None if args.max_model_len is None else parse_tokens(args.max_model_len, "--max-model-len"),
         "max_num_seqs": args.max_num_seqs,
         "max_batched_tokens": args.max_batched_tokens,
-        "scheduling": SchedulingPolicy(args.order, args.victim, args.preempt),
-        "tiers": _tiers(args),
+        "prefix": _prefix(args),
+        "tiers": tiers_of(args),
     }
+
+
+def _prefix(args: argparse.Namespace) -> PrefixOptions | None:
+    if args.prefix_ttl is not None and args.prefix_eviction != "ttl":
+        raise ValueError("--prefix-ttl: is of --prefix-eviction ttl")
+    if args.prefix == "off":
+        if args.prefix_eviction is not None:
+            raise ValueError("--prefix-eviction: needs a prefix cache, --prefix hash or radix")
+        return None
+    ttl = {} if args.prefix_ttl is None else {"ttl": args.prefix_ttl}
+    return PrefixOptions(args.prefix, args.prefix_eviction or "lru", **ttl)
 
 
 @contextlib.contextmanager
@@ -86,19 +107,5 @@ def make_engine(args: argparse.Namespace, changes: dict[str, Any]) -> Any:
         size = args.block_size
         if size is None:
             size = default_block_size(kv_formats(model, args.kv_dtype)[1])
-        return Engine(model, block_size=size, **changes)
-
-
-def _tiers(args: argparse.Namespace) -> Any:
-    """The `TierOptions` that the arguments ask for, or None.
-
-    Raises:
-        ValueError: a part without the rest, or a size that cannot be read.
-    """
-    if args.host_bytes is None:
-        if args.preempt == "swap" or args.disk_dir or args.disk_bytes:
-            raise ValueError("--host-bytes: is needed by --preempt swap, --disk-dir and --disk-bytes")
-        return None
-    from kvlab.engine.tiers import TierOptions
-
-    return TierOptions(args.host_bytes, args.disk_dir, args.disk_bytes)
+        of_model = {"scheduling": policy_of(args, model), "speculation": speculation_of(args, model)}
+        return Engine(model, block_size=size, **changes, **of_model)

@@ -29,7 +29,7 @@ class TierOptions:
     Attributes:
         host_bytes: of host memory (a text such as "2GiB" will do), pinned on CUDA, for preempted requests and saved prefixes.
         disk_dir: a directory for saved prefixes, which survive there; None: no disk tier.
-        disk_bytes: of all its files.
+        disk_bytes: of all its page files, those of other models included, which are the first to go.
         save_prefixes: whether requests that end leave their pages for later ones.
         park_dtype: preempted requests wait in this storage format, in a pool of host_bytes on the model's own device
             instead of in host memory. Lossy: their tokens may change. Nothing is saved then.

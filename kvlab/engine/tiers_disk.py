@@ -5,7 +5,11 @@
 
 A file is written under another name, flushed to the disk, then renamed: after a kill there is the whole file, or a
 remainder that the next start removes. Whatever is wrong with a file, from a flipped bit to another model's fingerprint,
-reading it is a miss. A file that turns out damaged is deleted; those of another fingerprint are left to their owner.
+reading it is a miss. A file that turns out damaged is deleted.
+
+The cap is the directory's: files of other fingerprints count too, and are the first to go when room is needed, those
+that nobody used for longest in front. Two models that are served at once should have a directory each. Other processes
+may write and delete here at any moment: the directory is looked through again at every 64th part of the cap written.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections import OrderedDict, deque
+import time
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +27,12 @@ MAGIC = b"kvlab page 1\0\0\0\0"
 HEADER = struct.Struct("<16s32s32sQQ")
 SUM_BYTES = 32
 SUFFIX, UNFINISHED = ".page", ".writing"
+LOOKS = 64
+"""How often the directory is looked through while files of `max_bytes` are written."""
+STALE_S = 3600.0
+"""Seconds after which no write is under way any more, whoever's process id it carries."""
+# names of the files that this process is writing now
+_WRITING: set[str] = set()
 
 
 class DiskStore:
@@ -30,13 +41,16 @@ class DiskStore:
     Args:
         directory: made when it is not there.
         fingerprint: 32 bytes that stand for model and storage.
-        max_bytes: of all files of this fingerprint; the least recently used go first.
+        max_bytes: of all page files in the directory, at the start and after every write; two processes that write at
+            once may be above it by one part in `LOOKS` each.
 
     Raises:
         ValueError: the directory cannot be used, or a fingerprint of another length.
 
     Attributes:
+        used_bytes, foreign_bytes: of the known files of this fingerprint, and of all others.
         failures: what went wrong, the newest 100, newest last; the engine goes on without the file.
+        gone: pages of decisions that nobody has told yet, by kind ("evict", "lost") and reason.
     """
 
     def __init__(self, directory: str | Path, fingerprint: bytes, max_bytes: int) -> None:
@@ -44,16 +58,22 @@ class DiskStore:
             raise ValueError(f"fingerprint of {len(fingerprint)} bytes: must have 32")
         self.directory, self.fingerprint, self.max_bytes = Path(directory), fingerprint, max_bytes
         self.failures: deque[str] = deque(maxlen=100)
-        self.used_bytes = 0
+        self.gone: Counter[tuple[str, str]] = Counter()
+        self.used_bytes = self.foreign_bytes = 0
         # for tests: called between the stages of a write
         self.on_stage: Callable[[str], None] = lambda stage: None
+        # name -> bytes, the first to go in front
         self._files: OrderedDict[bytes, int] = OrderedDict()
+        self._foreign: OrderedDict[bytes, int] = OrderedDict()
         self._notes: dict[bytes, str] = {}
+        self._written = 0
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._scan()
+            self._remove_unfinished()
+            self._look()
         except OSError as error:
             raise ValueError(f"disk_dir {directory}: cannot be used ({error.strerror or error})") from None
+        self._make_room(0)
 
     def has(self, name: bytes) -> bool:
         """Whether a file of that name is known; reading it may still fail."""
@@ -66,8 +86,7 @@ class DiskStore:
 
     def forget(self, name: bytes) -> None:
         """Deletes the file of that name, if there is one."""
-        self.used_bytes -= self._files.pop(name, 0)
-        self._notes.pop(name, None)
+        self._leave(name)
         with suppress(OSError):
             self._path(name).unlink(missing_ok=True)
 
@@ -80,8 +99,7 @@ class DiskStore:
 
     def _remove(self, name: bytes) -> bool:
         """Whether there was a file of that name, which is of no use to anybody from now on."""
-        self.used_bytes -= self._files.pop(name, 0)
-        self._notes.pop(name, None)
+        self._leave(name)
         path = self._path(name)
         try:
             path.unlink()
@@ -102,24 +120,36 @@ class DiskStore:
         text = note.encode()
         header = HEADER.pack(MAGIC, self.fingerprint, name, len(text), len(payload))
         size = len(header) + len(text) + len(payload) + SUM_BYTES
-        if name in self._files or not self._make_room(size):
-            return name in self._files
+        if name in self._files:
+            return True
         unfinished = self.directory / f"{name.hex()}.{os.getpid()}{UNFINISHED}"
+        _WRITING.add(unfinished.name)
         try:
             # somebody may have removed the directory
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._written += size
+            if self._written > self.max_bytes // LOOKS:
+                self._look()
+            if not self._make_room(size):
+                raise OSError(f"a file of {size} bytes under a cap of {self.max_bytes}")
             self._write_file(unfinished, (header, text, payload))
             os.replace(unfinished, self._path(name))
             self.on_stage("renamed")
             self._sync_directory()
         except OSError as error:
-            self.failures.append(f"write: {error.strerror or error}")
+            self._note_failure(f"write: {error.strerror or error}")
             for left in (unfinished, self._path(name)):
                 with suppress(OSError):
                     left.unlink(missing_ok=True)
             return False
+        finally:
+            _WRITING.discard(unfinished.name)
         self._enter(name, size, note)
         return True
+
+    def _note_failure(self, what: str) -> None:
+        self.failures.append(what)
+        self.gone["lost", f"disk: {what}"] += 1
 
     def read(self, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds exactly what was written; what could not be read is forgotten and deleted."""
@@ -155,38 +185,72 @@ class DiskStore:
             raise ValueError("the checksum does not agree")
         return memoryview(data)[HEADER.size + note_bytes : -SUM_BYTES]
 
-    def _scan(self) -> None:
-        """Learns which files are there, oldest first; removes what a killed process of this model left unfinished."""
-        found = []
+    def _remove_unfinished(self) -> None:
+        """Removes what killed processes left unfinished."""
         for path in self.directory.iterdir():
-            if path.name.endswith(UNFINISHED) and not _is_alive(path.name):
-                path.unlink(missing_ok=True)
-            elif path.suffix == SUFFIX and (entry := self._header(path)):
-                found.append((path.stat().st_mtime_ns, entry))
-        for _, entry in sorted(found):
-            self._enter(*entry)
+            if path.name.endswith(UNFINISHED):
+                with suppress(FileNotFoundError):
+                    if not _is_alive(path.name) or time.time() - path.stat().st_mtime > STALE_S:
+                        path.unlink()
 
-    def _enter(self, name: bytes, size: int, note: str) -> None:
+    def _look(self) -> None:
+        """Learns which files are there now, the longest unused first, and which are not there any more."""
+        self._written = 0
+        there = {name: path for path in self.directory.iterdir() if (name := _name_of(path))}
+        for name in {*self._files, *self._foreign} - there.keys():
+            self._leave(name)
+        found = []
+        for name in there.keys() - self._files.keys() - self._foreign.keys():
+            # another process may take a file away at any moment
+            with suppress(FileNotFoundError):
+                at = there[name].stat()
+                found.append((at.st_mtime_ns, name, at.st_size, self._header(there[name])))
+        for _, name, size, note in sorted(found, key=lambda file: file[:2]):
+            self._enter(name, size, note)
+
+    def _enter(self, name: bytes, size: int, note: str | None) -> None:
+        """Knows a file from now on; no note at all: it is another's."""
+        self._leave(name)
+        if note is None:
+            self._foreign[name] = size
+            self.foreign_bytes += size
+            return
         self._files[name] = size
         self.used_bytes += size
         if note:
             self._notes[name] = note
 
-    def _header(self, path: Path) -> tuple[bytes, int, str] | None:
-        """(name, bytes, note) of a file that claims this fingerprint and its own name, else None."""
-        with path.open("rb") as file:
-            head = file.read(HEADER.size)
-            if len(head) < HEADER.size:
-                return None
-            magic, fingerprint, name, note_bytes, _ = HEADER.unpack(head)
-            size = path.stat().st_size
-            if (magic, fingerprint) != (MAGIC, self.fingerprint) or path.stem != name.hex() or note_bytes > size:
-                return None
-            note = file.read(note_bytes)
-            # notes are acted upon without reading a payload, so their sum is checked now
-            if note_bytes and hashlib.sha256(head + note + file.read()[:-SUM_BYTES]).digest() != _last(path):
-                return None
-        return name, size, note.decode(errors="replace")
+    def _leave(self, name: bytes) -> None:
+        """Knows the file of that name no more."""
+        self.used_bytes -= self._files.pop(name, 0)
+        self.foreign_bytes -= self._foreign.pop(name, 0)
+        self._notes.pop(name, None)
+
+    def _header(self, path: Path) -> str | None:
+        """The note of a file that claims this fingerprint and its own name, None for one that does not.
+
+        Raises:
+            FileNotFoundError: it is gone.
+        """
+        try:
+            with path.open("rb") as file:
+                head = file.read(HEADER.size)
+                if len(head) < HEADER.size:
+                    return None
+                magic, fingerprint, name, note_bytes, _ = HEADER.unpack(head)
+                size = path.stat().st_size
+                if (magic, fingerprint) != (MAGIC, self.fingerprint) or path.stem != name.hex() or note_bytes > size:
+                    return None
+                note = file.read(note_bytes)
+                # notes are acted upon without reading a payload, so their sum is checked now
+                rest = file.read() if note_bytes else b""
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return None
+        if note_bytes and hashlib.sha256(head + note + rest[:-SUM_BYTES]).digest() != rest[-SUM_BYTES:]:
+            return None
+        return note.decode(errors="replace")
 
     def _write_file(self, path: Path, pieces: tuple[bytes | memoryview, ...]) -> None:
         digest = hashlib.sha256()
@@ -210,26 +274,36 @@ class DiskStore:
             os.close(descriptor)
 
     def _make_room(self, size: int) -> bool:
+        """Whether so many bytes more are within the cap, for which files may have gone."""
         if size > self.max_bytes:
             return False
-        while self.used_bytes + size > self.max_bytes:
-            self.forget(next(iter(self._files)))
+        while self.used_bytes + self.foreign_bytes + size > self.max_bytes:
+            whose = "another model's" if self._foreign else "lru"
+            self.forget(next(iter(self._foreign or self._files)))
+            self.gone["evict", f"disk: {whose}, disk_bytes {self.max_bytes}"] += 1
         return True
 
     def _path(self, name: bytes) -> Path:
         return self.directory / (name.hex() + SUFFIX)
 
 
-def _last(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-SUM_BYTES, os.SEEK_END)
-        return file.read()
+def _name_of(path: Path) -> bytes | None:
+    """The name of a page file, None for what is none."""
+    with suppress(ValueError):
+        name = bytes.fromhex(path.stem)
+        if path.suffix == SUFFIX and len(name) == 32 and name.hex() == path.stem:
+            return name
+    return None
 
 
 def _is_alive(unfinished: str) -> bool:
-    """Whether the process that is writing a file still runs."""
+    """Whether the process that is writing a file of that name still runs. One's own id may be that of a killed one:
+    containers start anew with the same ids."""
     try:
-        os.kill(int(unfinished.split(".")[1]), 0)
+        owner = int(unfinished.split(".")[1])
+        if owner == os.getpid():
+            return unfinished in _WRITING
+        os.kill(owner, 0)
     except (ValueError, IndexError, ProcessLookupError):
         return False
     except PermissionError:

@@ -127,6 +127,93 @@ def test_the_cap_drops_the_least_recently_used(tmp_path):
     assert [again.has(name) for name in names] == [False, False, True, True]
 
 
+ONE = HEADER.size + 999 + SUM_BYTES
+
+
+def bytes_in(path):
+    return sum(p.stat().st_size for p in path.glob("*.page"))
+
+
+@pytest.mark.parametrize("marks", [(MARK, OTHER), (MARK, MARK)], ids=["two models", "two processes"])
+def test_the_cap_holds_for_the_directory_whoever_writes_there(tmp_path, marks):
+    """At every moment, for stores that were open before the other one wrote anything."""
+    most = 4 * ONE + 10
+    stores = [store(tmp_path, mark, most) for mark in marks]
+    for i in range(16):
+        assert stores[i % 2].write(bytes([i]) * 32, memoryview(PAYLOAD))
+        assert bytes_in(tmp_path) <= most
+    assert len(list(tmp_path.iterdir())) == 4
+    # what one has lost to the other it neither counts nor finds
+    for disk in stores:
+        disk.write(NAME, memoryview(PAYLOAD))
+        assert disk.used_bytes + disk.foreign_bytes == bytes_in(tmp_path)
+        assert all((tmp_path / f"{name.hex()}.page").exists() for name in disk._files)
+
+
+def test_files_of_other_models_go_first_the_longest_unused_in_front(tmp_path):
+    old, own = store(tmp_path, OTHER), store(tmp_path)
+    names = [bytes([i]) * 32 for i in range(6)]
+    own.write(names[0], memoryview(PAYLOAD))
+    for name in names[1:4]:
+        old.write(name, memoryview(PAYLOAD))
+    for seconds, name in zip((3, 1, 2), names[1:4], strict=True):
+        os.utime(tmp_path / f"{name.hex()}.page", (seconds, seconds))
+    (tmp_path / "somebody's.page").write_bytes(bytes(9999))
+    now = store(tmp_path, most=3 * ONE + 10)
+    left = lambda: sorted(int(p.name[:2], 16) for p in tmp_path.glob("0*.page"))  # noqa: E731
+    assert left() == [0, 1, 3], "a cap that was lowered holds from the start"
+    assert now.gone == {("evict", f"disk: another model's, disk_bytes {3 * ONE + 10}"): 1}
+    now.write(names[4], memoryview(PAYLOAD))
+    assert left() == [0, 1, 4]
+    now.write(names[5], memoryview(PAYLOAD))
+    assert left() == [0, 4, 5]
+    store(tmp_path, most=ONE)
+    assert left() == [5] and (tmp_path / "somebody's.page").exists()
+
+
+@pytest.mark.parametrize("moment", ["stat", "open", "unlink"])
+def test_files_that_another_process_takes_away_meanwhile_are_not_there(tmp_path, monkeypatch, moment):
+    for name in (NAME, NEXT):
+        store(tmp_path).write(name, memoryview(PAYLOAD))
+    (tmp_path / f"{'00' * 32}.0{tiers_disk.UNFINISHED}").write_bytes(b"half")
+    os.utime(tmp_path / f"{'00' * 32}.0{tiers_disk.UNFINISHED}", (1, 1))
+    own = getattr(Path, moment)
+
+    def late(path, *arguments, **options):
+        if path.parent == tmp_path and NEXT.hex() not in path.name:
+            os.path.exists(path) and os.remove(path)
+        return own(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, moment, late)
+        disk = store(tmp_path)
+    assert (disk.has(NAME), disk.has(NEXT)) == (moment == "unlink", True)
+    assert read(disk, NEXT) == PAYLOAD
+
+
+def test_a_file_of_which_nothing_can_be_read_counts_and_stops_nobody(tmp_path, monkeypatch):
+    store(tmp_path).write(NAME, memoryview(PAYLOAD))
+    monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    disk = store(tmp_path)
+    assert (disk.has(NAME), disk.used_bytes, disk.foreign_bytes) == (False, 0, ONE)
+
+
+def test_unfinished_files_stay_only_while_somebody_writes_them(tmp_path):
+    """A process id says little: a container starts again with the same ones."""
+    names = {owner: tmp_path / f"{'00' * 32}.{owner}.writing" for owner in (os.getpid(), os.getppid(), 2**22 + 1, "x")}
+    for path in names.values():
+        path.write_bytes(b"half")
+    store(tmp_path)
+    assert [owner for owner, path in names.items() if path.exists()] == [os.getppid()]
+    os.utime(names[os.getppid()], (1, 1))
+    store(tmp_path)
+    assert not list(tmp_path.iterdir())
+    # a second store of this process leaves alone what the first is writing
+    disk, seen = store(tmp_path), []
+    disk.on_stage = lambda stage: stage == "synced" and seen.append(store(tmp_path))
+    assert disk.write(NAME, memoryview(PAYLOAD)) and seen and read(disk) == PAYLOAD
+
+
 def test_paths_that_cannot_be_used_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"disk_dir .*file: cannot be used"):
