@@ -7,6 +7,7 @@ no pages, no batches, no operation of the engine.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from kvlab.engine import SamplingParams
 from kvlab.engine.sampler import RowParams, sample
 from kvlab.lab.parity.shrink import shrink
+from kvlab.models.adapters import PROJECTIONS
 from kvlab.models.load import LoadedModel, empty_model
 from kvlab.models.reference import reference_forward
 
@@ -101,6 +103,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+ADAPTED = ("full", "windows", "chunks", "latent", "indexed", "delta", "kda", "parallel", "states", "hybrid",
+           "convolutions", "neighbours")  # fmt: skip
+"""Kinds whose every projection takes an adapter."""
+
 
 class Kind:
     """A model of one kind; `tokens` are what any schedule must give."""
@@ -117,22 +123,42 @@ class Kind:
         """Token ids are below this."""
         return self.model.config.vocab_size
 
-    def tokens(self, prompt: list[int], params: SamplingParams) -> list[int]:
+    def tokens(self, prompt: list[int], params: SamplingParams, adapted: bool = False) -> list[int]:
         """The `max_tokens` tokens after `prompt`, each from a forward over everything before it."""
-        key = (tuple(prompt), params)
+        key = (tuple(prompt), params, adapted)
         if key not in self._known:
             ids = list(prompt)
             for _ in range(params.max_tokens):
-                logits = self.logits(ids)[-1:]
+                logits = self.logits(ids, adapted)[-1:]
                 rows = RowParams.of([params], [params.seed or 0], [len(ids)], logits)
                 ids.append(int(sample(logits, rows)))
             self._known[key] = ids[len(prompt) :]
         return self._known[key]
 
     @torch.inference_mode()
-    def logits(self, ids: list[int]) -> torch.Tensor:
-        """[T, vocab] of a whole sequence."""
-        return reference_forward(self.model.config, self.model.decoder.weights.named, torch.tensor(ids))
+    def logits(self, ids: list[int], adapted: bool = False) -> torch.Tensor:
+        """[T, vocab] of a whole sequence, with `adapter` in the weights or without."""
+        weights = self.adapter[1] if adapted else self.model.decoder.weights.named
+        return reference_forward(self.model.config, weights, torch.tensor(ids))
+
+    @cached_property
+    def adapter(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """An adapter for every tensor that one can change, and all weights with it in them."""
+        return every_projection(self.model, 5)
+
+
+def every_projection(model: LoadedModel, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """An adapter of rank 2 for every tensor of the model that one can change, and all weights with it in them."""
+    rng, found, weights = torch.Generator().manual_seed(seed), {}, dict(model.decoder.weights.named)
+    for name, weight in model.decoder.weights.named.items():
+        place = name.removesuffix(".weight")
+        if ".layers." in name and place.rpartition(".")[2] in PROJECTIONS and weight.dim() == 2:
+            a, b = (torch.randn(n, rng_n, generator=rng, dtype=torch.float64) for n, rng_n in
+                    ((2, weight.shape[1]), (weight.shape[0], 2)))  # fmt: skip
+            b *= 0.3 * float(weight.std())
+            found |= {f"base_model.{place}.lora_A.weight": a, f"base_model.{place}.lora_B.weight": b}
+            weights[name] = weight + b @ a
+    return found, weights
 
 
 @torch.no_grad()

@@ -4,13 +4,12 @@ import json
 
 import pytest
 import torch
-from kinds import kind
+from kinds import ADAPTED, kind
 from safetensors.torch import save_file
 
 from kvlab.cache import PrefixOptions
 from kvlab.cache.prefix import DESIGNS
 from kvlab.engine import Engine, SamplingParams
-from kvlab.models.adapters import PROJECTIONS
 from kvlab.models.reference import reference_forward
 from kvlab.plan.policies import default_block_size
 
@@ -112,30 +111,12 @@ def test_what_does_not_fit_is_refused(tiny, changed, reason):
     assert not engine.scheduler.has_work
 
 
-def every_projection(model, seed):
-    """An adapter of rank 2 for every tensor of the model that one can change, and all weights with it in them."""
-    rng, found, weights = torch.Generator().manual_seed(seed), {}, dict(model.decoder.weights.named)
-    for name, weight in model.decoder.weights.named.items():
-        place = name.removesuffix(".weight")
-        if ".layers." in name and place.rpartition(".")[2] in PROJECTIONS and weight.dim() == 2:
-            a, b = (torch.randn(n, rng_n, generator=rng, dtype=torch.float64) for n, rng_n in
-                    ((2, weight.shape[1]), (weight.shape[0], 2)))  # fmt: skip
-            b *= 0.3 * float(weight.std())
-            found |= {f"base_model.{place}.lora_A.weight": a, f"base_model.{place}.lora_B.weight": b}
-            weights[name] = weight + b @ a
-    return found, weights
-
-
-EVERY = ["full", "windows", "chunks", "latent", "indexed", "delta", "kda", "parallel", "states", "hybrid", "convolutions",
-         "neighbours"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ADAPTED)
 def test_every_projection_of_every_kind_of_layer(name):
     """Beside the model itself in one batch, and again from cached pages, which nobody shares."""
-    design = DESIGNS[EVERY.index(name) % 2]
+    design = DESIGNS[ADAPTED.index(name) % 2]
     one = kind(name)
-    own, weights = every_projection(one.model, 5)
+    own, weights = one.adapter
     prompt, params = [(7 * i + 3) % one.vocab for i in range(20)], SamplingParams(4, ignore_eos=True)
     wanted = [prompt[:], prompt[:]]
     for _ in range(params.max_tokens):

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from kinds import kind
+from late_copies import LateCopier
 from test_tiers import GREEDY, HOST, engine_of, prompt_of, run
 
 from kvlab.engine import SamplingParams
@@ -11,29 +12,9 @@ from kvlab.engine.tiers import TierOptions
 from kvlab.plan.policies import default_block_size
 
 
-class WhenWaited:
-    """Copies that have been made at once and are said to have ended when somebody waits, as on a busy device."""
-
-    def __init__(self, copier):
-        self._copier, self._open = copier, []
-
-    def start(self, moves, down):
-        self._open.append(self._copier.start(moves, down))
-        return self._open[-1]
-
-    def done(self, ticket):
-        return all(ticket is not other for other in self._open)
-
-    def wait(self, ticket):
-        self._open.remove(ticket)
-
-    def memory(self, group, slot):
-        return self._copier.memory(group, slot)
-
-
 def late_engine(model, **options):
     engine = engine_of(model, block_size=default_block_size(model.model.spec, 4), **options)
-    engine.tiers.copier = WhenWaited(engine.tiers.copier)
+    engine.tiers.copier = LateCopier(engine.tiers.copier)
     return engine
 
 

@@ -6,9 +6,11 @@ Victims are dropped or swapped, prefixes are saved and loaded, host memory is to
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from kinds import KINDS, kind
+from kinds import ADAPTED, KINDS, kind
+from late_copies import LateCopier
 
 from kvlab.cache.prefix import DESIGNS, EVICTIONS, PrefixOptions
 from kvlab.engine import Engine, SamplingParams
@@ -94,46 +96,90 @@ def test_tokens_are_those_of_each_request_alone(name, seed):
 
 
 class Teacher(Stateless):
-    """Drafts what each request will say, now and then with a mistake: some drafts are right and some wrong."""
+    """Drafts what each request will say, now and then with a mistake; as a tree a wrong branch stands before the right."""
 
-    def __init__(self, answers, vocab):
-        self.answers, self.vocab = answers, vocab
+    def __init__(self, answers, vocab, tree=False):
+        self.answers, self.vocab, self.tree = answers, vocab, tree
 
     def propose(self, requests, counts):
         drafts = []
         for request, count in zip(requests, counts, strict=True):
-            known = len(request.output)
+            known, parents = len(request.output), ()
             tokens = self.answers[request.request_id][known : known + count]
             if tokens and known % 2 == 1:
                 # the first of them, as a step may have room for no more
                 tokens[0] = (tokens[0] + 1) % self.vocab
-            drafts.append(Draft(tuple(tokens)))
+            elif self.tree and len(tokens) > 1:
+                tokens, parents = [(tokens[0] + 1) % self.vocab, *tokens[:-1]], (-1, -1, *range(1, len(tokens) - 1))
+            drafts.append(Draft(tuple(tokens), parents))
         return drafts
 
 
-def everything(rng, model, design, preempt):
-    """What happened in a run with all features on, by name; every request said what it says alone."""
+BRANCHING = ("full", "neighbours")
+OWN_DRAFTS = ("full", "windows", "latent", "indexed")
+FEATURES = {
+    "looks": (0, 2, None),  # until a copy ends
+    "disk": (True, False),
+    "host": ("small", "1MiB"),
+    "drafts": ("taught", "tree", "ngram", "lookahead", "model"),
+}
+FIRST = {"looks": 2, "disk": True, "host": "1MiB", "drafts": "tree"}
+"""What the pinned seed has first, with what it must bring about; all else is drawn."""
+
+
+def speculation(rng, model, drafts, answers):
+    """Drafts of that sort, or the nearest that the kind can have."""
+    tree = drafts == "tree" and model.name in BRANCHING
+    if drafts in ("taught", "tree") or (drafts == "model" and model.name not in OWN_DRAFTS):
+        return SpeculationOptions(lambda engine: Teacher(answers, model.vocab, tree), k=3)
+    own = {"method": "draft", "draft": model.model, "drawn": False} if drafts == "model" else {"method": drafts}
+    return SpeculationOptions(k=rng.choice([2, 5]), adapt=rng.random() < 0.3, longest=rng.randint(1, 3), **own)
+
+
+def all_features(rng, model, design, preempt, drawn, directory):
+    """An engine with every feature on, each in one of its ways, and the dict that its drafts are taught from."""
     answers: dict[str, list[int]] = {}
-    block_size, budget = default_block_size(model.model.spec, 1), 6
+    block_size, budget = default_block_size(model.model.spec, 1), rng.choice([4, 6, 9])
     rollback = RollbackPolicy(4, 3, checkpoints_kept=3)
-    layout = pool_layout(model.model.spec, block_size, "per_kind" if preempt == "swap" else rng.choice(POOLS))
+    layout = pool_layout(model.model.spec, block_size, drawn["pools"])
     pages = layout.sequence_pages(PROMPT + OUTPUT, budget, rollback)
+    unit = max(layout.page_bytes(g) for g in range(len(layout.groups)))
+    tiers = TierOptions("1MiB" if drawn["host"] == "1MiB" else unit * sum(pages))
+    if drawn["disk"]:
+        tiers = replace(tiers, disk_dir=directory, disk_bytes=rng.choice([1 << 15, 1 << 24]))
+    costs = swap_costs(model.model, 1e9, rng.choice([1e9, 1e13]), 1e-6)
     engine = Engine(
         model.model, check=True, block_size=block_size, pools=layout.policy, max_num_seqs=4, max_batched_tokens=budget,
-        num_blocks=tuple(12 + 2 * n for n in layout.units(pages)), page_seed=1, rollback=rollback,
-        tiers=TierOptions("1MiB"), prefix=PrefixOptions(design), scheduling=SchedulingPolicy(preempt=preempt, patience=2),
-        speculation=SpeculationOptions(lambda engine: Teacher(answers, model.vocab), k=3),
+        num_blocks=tuple(12 + 2 * n for n in layout.units(pages)), page_seed=1, rollback=rollback, tiers=tiers,
+        prefix=PrefixOptions(design, rng.choice(EVICTIONS), ttl=rng.choice([1e-3, 60])),
+        scheduling=SchedulingPolicy(rng.choice(ORDERS), rng.choice(VICTIMS), preempt, costs, patience=2),
+        speculation=speculation(rng, model, drawn["drafts"], answers),
     )  # fmt: skip
-    seen, live, prompt, answer = Counter(), {}, [], []
+    if drawn["looks"] != 0:
+        engine.tiers.copier = LateCopier(engine.tiers.copier, drawn["looks"])
+    return engine, answers
+
+
+def listened(engine):
+    """A count of what happens in the engine, by name."""
+    seen = Counter()
     engine.events.subscribe(lambda event: seen.update({event.kind: 1, f"{event.kind} tokens": event.tokens}))
     engine.events.subscribe(lambda event: seen.update(parts=event.kind == "chunk" and "left" in event.reason))
+    return seen
+
+
+def everything(rng, model, engine, answers):
+    """What happened in a run with all features on, by name; every request said what it says alone."""
+    seen, live, prompt, answer = listened(engine), {}, [], []
     shared = [rng.randrange(model.vocab) for _ in range(12)]
+    adapter = engine.adapters.add("a", model.adapter[0]) if model.name in ADAPTED else ""
     for i in range(5):
         # the first leaves pages, the second finds them, the third goes on from what only the tier has
         prompt = [*shared, i] if i < 2 else [*prompt, *answer, i] if i == 2 else [*shared[i : 2 * i], i]
         params = SamplingParams(OUTPUT - 1, 0.8 * (i % 2), seed=i, ignore_eos=True)
-        answer = model.tokens(prompt, params)
-        request_id = engine.add_request(prompt, params, priority=rng.randrange(3))
+        own = adapter if i == 3 else ""
+        answer = model.tokens(prompt, params, adapted=bool(own))
+        request_id = engine.add_request(prompt, params, priority=rng.randrange(3), adapter=own)
         answers[request_id], live[request_id] = list(answer), engine.requests[request_id]
         steps = 0
         while engine.scheduler.has_work if i < 2 else steps < 2:
@@ -153,17 +199,25 @@ def everything(rng, model, design, preempt):
         seen["abort"] += request.finish_reason == "abort"
     assert engine.kv.held_bytes == 0 and not engine.tiers.in_flight
     seen["wrong drafts"] = engine.speculator.acceptance.drafted - engine.speculator.acceptance.accepted
+    seen["files"] = engine.tiers.saved.disk.num_files if engine.tiers.saved.disk else 0
     return seen
 
 
 @pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("name", KINDS)
-def test_everything_at_once(name, seed):
-    """Prefix cache of both designs, chunks, tiers, preemption both ways, drafts and aborts together, and each happened."""
-    model, seen = kind(name), Counter()
-    for design, preempt in zip(DESIGNS, ("swap", "recompute"), strict=True):
+def test_everything_at_once(name, seed, tmp_path):
+    """Prefix cache of both designs, chunks, tiers down to the disk with copies that end late, preemption both ways under
+    every policy, drafts of every sort as chains and trees, adapters and aborts together, and each happened."""
+    model, seen, rng = kind(name), Counter(), random.Random(seed + len(name))
+    pools = rng.choice(POOLS) if seed else "per_kind"
+    for design, preempt in zip(DESIGNS, ("swap", rng.choice(PREEMPT) if seed else "recompute"), strict=True):
+        drawn = {feature: rng.choice(ways) for feature, ways in FEATURES.items()} | {"pools": pools}
+        if not seed and preempt == "swap":
+            drawn |= FIRST
+        engine, answers = all_features(rng, model, design, preempt, drawn, tmp_path)
         # the same numbers, so that both runs ask for the same answers
-        seen += everything(random.Random(seed + len(name)), model, design, preempt)
-    wanted = ("hit", "load", "swap_out", "swap_in", "preempt tokens", "accept tokens", "wrong drafts", "abort", "parts")
+        seen += everything(random.Random(seed + len(name)), model, engine, answers)
+    wanted = ("hit", "load", "swap_out", "swap_in", "preempt tokens", "accept tokens", "wrong drafts", "abort", "parts",
+              "files")  # fmt: skip
     # what other seeds draw need not bring all of it about
     assert seed or not [what for what in wanted if not seen[what]]
