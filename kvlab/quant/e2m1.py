@@ -6,8 +6,11 @@ from itertools import pairwise
 
 import torch
 
+from kvlab.quant.tables import table
+
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MAX = 6.0
+_SIGNED = (*VALUES, *(-v for v in VALUES))
 # half way between neighbours: where two codes meet
 _BORDERS = tuple((a + b) / 2 for a, b in pairwise(VALUES))
 
@@ -24,5 +27,4 @@ def to_codes(x: torch.Tensor) -> torch.Tensor:
 
 def to_values(codes: torch.Tensor) -> torch.Tensor:
     """fp32 values of codes 0 .. 15."""
-    table = torch.tensor([*VALUES, *(-v for v in VALUES)], dtype=torch.float32, device=codes.device)
-    return table[codes.int()]
+    return table(_SIGNED, codes.device)[codes.int()]

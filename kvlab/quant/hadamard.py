@@ -16,8 +16,16 @@ INT3_BITS = 3
 
 
 @cache
-def matrix(size: int) -> torch.Tensor:
-    """fp32 [size, size], size a power of two: symmetric, orthogonal, entries +-size ** -0.5 (Sylvester's)."""
+def matrix(size: int, device: torch.device) -> torch.Tensor:
+    """fp32 [size, size], size a power of two: symmetric, orthogonal, entries +-size ** -0.5 (Sylvester's).
+
+    Always the same tensor, for reading only: a step that is captured as a graph sends nothing to its device.
+    """
+    with torch.inference_mode(False):
+        return _matrix(size).to(device)
+
+
+def _matrix(size: int) -> torch.Tensor:
     found = torch.ones(1, 1)
     while len(found) < size:
         found = torch.cat((torch.cat((found, found), 1), torch.cat((found, -found), 1)), 0)
@@ -28,7 +36,7 @@ def turn(x: torch.Tensor) -> torch.Tensor:
     """`x` [..., D] turned, fp32; `turn(turn(x))` is x."""
     width = x.shape[-1]
     block = width & -width
-    return (x.float().unflatten(-1, (-1, block)) @ matrix(block).to(x.device)).flatten(-2)
+    return (x.float().unflatten(-1, (-1, block)) @ matrix(block, x.device)).flatten(-2)
 
 
 def encode_int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

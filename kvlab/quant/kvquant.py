@@ -16,6 +16,7 @@ from statistics import NormalDist
 import torch
 
 from kvlab.quant.packing import pack, unpack
+from kvlab.quant.tables import table
 from kvlab.specs.grouped import ClosedGroups
 
 
@@ -60,8 +61,8 @@ def _encode(rows: torch.Tensor, bits: int, count: int) -> tuple[torch.Tensor, to
     mean = ((rows * kept).sum(-1, keepdim=True) / total).half()
     spread = ((rows - mean.float()).square() * kept).sum(-1, keepdim=True).div(total).sqrt().half()
     scaled = (rows - mean.float()) / torch.where(spread == 0, torch.ones_like(spread), spread).float()
-    table = torch.tensor(levels(bits), device=rows.device)
-    codes = torch.bucketize(scaled.contiguous(), (table[1:] + table[:-1]) / 2).to(torch.uint8)
+    places = table(levels(bits), rows.device)
+    codes = torch.bucketize(scaled.contiguous(), (places[1:] + places[:-1]) / 2).to(torch.uint8)
     return pack(codes.flatten(2), bits), torch.cat((spread, mean), dim=-1).flatten(2), outliers
 
 
@@ -74,9 +75,8 @@ def decode(stored: dict[str, torch.Tensor], part: ClosedGroups) -> tuple[torch.T
 
 def _decode(stored: dict[str, torch.Tensor], name: str, shape: tuple[int, int], bits: int) -> torch.Tensor:
     codes = unpack(stored[f"{name}_closed"], bits, shape[0] * shape[1])
-    table = torch.tensor(levels(bits), device=codes.device)
     spread, mean = stored[f"{name}_closed_scale"].float().unflatten(-1, (-1, 2)).unbind(-1)
-    rows = table[codes.int()].unflatten(-1, shape) * spread[..., None] + mean[..., None]
+    rows = table(levels(bits), codes.device)[codes.int()].unflatten(-1, shape) * spread[..., None] + mean[..., None]
     place, values = stored[f"{name}_outliers"].chunk(2, dim=-1)
     # a slot that nobody wrote may hold any bits: they must not point outside
     place = place.contiguous().view(torch.int16).long().clamp(0, shape[0] * shape[1] - 1)

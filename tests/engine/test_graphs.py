@@ -53,6 +53,15 @@ def test_replayed_steps_give_the_same_tokens(name: str, pad_to: int, monkeypatch
     assert graphs.replays > len(graphs.captured)
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3", "int8_asym", "int4_had", "nvfp4"])
+def test_coded_pages_are_replayed_too(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One format with fixed scales of 1, one with scales per row, one that turns rows, one with groups in a row."""
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+    model, graphs = kind("full").model, Graphs()
+    plain = tokens_of(model, None, pad_to=4, kv_dtype=kv_dtype)
+    assert tokens_of(model, graphs, pad_to=4, kv_dtype=kv_dtype) == plain and graphs.replays > 1
+
+
 def test_a_graph_is_captured_for_the_longest_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid of a decode follows `max_seq_len` on the host: it must be the limit, not the length at capture."""
     monkeypatch.setenv("KVLAB_OPS", "torch")

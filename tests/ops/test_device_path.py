@@ -10,6 +10,7 @@ from paged import fill
 
 from kvlab.ops.attention import paged_attention
 from kvlab.ops.write_kv import write_kv
+from kvlab.quant import row_formats
 
 READS = {
     "item": lambda x: x.sum().item(), "int": lambda x: int(x.argmax()), "truth": lambda x: bool((x > 0).any()),
@@ -31,7 +32,7 @@ def test_the_guard_sees_a_read_and_is_gone_afterwards(name: str) -> None:
         torch.where(x > 0, x, 0).index_select(0, torch.tensor([1])).topk(1)
 
 
-@pytest.mark.parametrize("fmt", ["fp32", "bf16", "fp16", "fp8_e4m3", "int8"])
+@pytest.mark.parametrize("fmt", [name for name in row_formats() if name != "fp64"])
 @pytest.mark.parametrize("lens", [([1, 1], [9, 4]), ([1, 6], [9, 8])], ids=["decodes", "mixed"])
 def test_write_and_attend_without_host_reads(fmt: str, lens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLAB_OPS", "torch")
