@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import assets  # noqa: E402
+import page_numbers  # noqa: E402
 import run_chapters  # noqa: E402
 import status_page  # noqa: E402
 
@@ -72,6 +73,8 @@ def lay_out() -> None:
             continue
         if path.is_dir():
             shutil.copytree(path, SOURCE / path.name)
+        elif path.suffix == ".md":
+            (SOURCE / path.name).write_text(page_numbers.filled(path.read_text(encoding="utf-8")), encoding="utf-8")
         else:
             shutil.copy(path, SOURCE)
     for path in run_chapters.chapters():

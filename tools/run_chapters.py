@@ -43,6 +43,11 @@ INPUTS = (
     "tools/check_chapters.py",
 )
 SHOWN = ("kvlab", "torch", "transformers", "numpy", "numba", "jupyter-book", "jupyterlab", "plotly", "anywidget")
+# pytest, and afterwards the most memory that one process below it held: the chapter's kernel
+PYTEST = """import pathlib, resource, sys, pytest
+code = pytest.main(sys.argv[2:])
+pathlib.Path(sys.argv[1]).write_text(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)"""
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 
@@ -114,8 +119,9 @@ def end_all(pid: int) -> None:
 
 def execute(copy: Path) -> str:
     """Runs `copy` in place; returns "" or what went wrong. At the limit it ends with its kernel."""
-    command = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}", "-q",
-               "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(copy.parent), "--color=no", copy.name]  # fmt: skip
+    nbmake = ["--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}"]
+    quiet = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(copy.parent), "--color=no"]
+    command = [sys.executable, "-c", PYTEST, str(copy.with_suffix(".peak")), *nbmake, *quiet, copy.name]
     environment = os.environ | {
         "KVLAB_BUILD": "1", "JUPYTER_PREFER_ENV_PATH": "1", "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "default"),
         "JUPYTER_PLATFORM_DIRS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1",
@@ -133,6 +139,15 @@ def execute(copy: Path) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
     print(text.splitlines()[-1] if text else "", flush=True)
     return "\n".join(text.splitlines()[-60:]) if process.returncode else ""
+
+
+def peak_bytes(copy: Path) -> int | None:
+    """The most memory that the kernel of the last run of `copy` held; None where it ended too early to tell."""
+    found = copy.with_suffix(".peak")
+    if not found.exists():
+        return None
+    unit = 1 if platform.system() == "Darwin" else 1024  # what ru_maxrss counts in
+    return unit * int(found.read_text())
 
 
 def machine() -> dict[str, str]:
@@ -162,6 +177,7 @@ def run_one(source: Path, shared: str, force: bool) -> dict:
             print(f"{source.name}: unchanged since {record['date']}", flush=True)
             return record | {"cached": True}
     shutil.copyfile(source, copy)
+    copy.with_suffix(".peak").unlink(missing_ok=True)
     print(f"{source.name}: ", end="", flush=True)
     start = time.monotonic()
     problem = execute(copy)
@@ -175,7 +191,8 @@ def run_one(source: Path, shared: str, force: bool) -> dict:
     record = {
         "chapter": source.stem, "key": key, "result": "failed" if problem or silent else "passed", "seconds": seconds,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(),
-        "versions": {name: installed(name) for name in SHOWN}, "problem": "\n".join([problem] * bool(problem) + silent),
+        "versions": {name: installed(name) for name in SHOWN}, "peak_bytes": peak_bytes(copy),
+        "problem": "\n".join([problem] * bool(problem) + silent),
     }  # fmt: skip
     record_path.write_text(json.dumps(record, indent=1))
     return record
@@ -211,7 +228,8 @@ def main() -> int:
     for stale in RUN.glob("*.ipynb"):
         if not (CHAPTERS / stale.name).exists():
             stale.unlink()
-            stale.with_suffix(".json").unlink(missing_ok=True)
+            for kept in (".json", ".peak"):
+                stale.with_suffix(kept).unlink(missing_ok=True)
     shared = shared_key()
     records = [run_one(path, shared, options.force) for path in wanted]
     if not records:

@@ -13,8 +13,8 @@ RESULTS = ROOT / "book" / "results"
 INTRO = """# Status
 
 Every chapter of this book is executed before the book is built, and the build stops when one fails. This page is written
-by the build: it says when each chapter ran, on what, how long all of it took with the start of its kernel, and which
-recorded measurements the chapters quote.
+by the build: it says when each chapter ran, on what, how long all of it took with the start of its kernel, how much memory
+that kernel held at most, and which recorded measurements the chapters quote.
 """
 
 
@@ -25,12 +25,14 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def chapter_rows() -> list[list[str]]:
-    """One row per executed chapter: name, result, seconds, date, commit."""
+    """One row per executed chapter: name, result, seconds, memory, date, commit."""
     rows = []
     for path in sorted(RUN.glob("*.json")):
         record = json.loads(path.read_text())
         name = f"[{record['chapter']}](chapters/{record['chapter']})"
-        rows.append([name, record["result"], f"{record['seconds']:.0f} s", record["date"], record["machine"]["commit"]])
+        peak = f"{record['peak_bytes'] / 2**30:.1f} GiB" if record["peak_bytes"] else "not recorded"
+        here = [f"{record['seconds']:.0f} s", peak, record["date"], record["machine"]["commit"]]
+        rows.append([name, record["result"], *here])
     return rows
 
 
@@ -70,7 +72,7 @@ def page() -> str:
         INTRO,
         "## Chapters",
         machine_lines(),
-        table(["chapter", "result", "time", "ran", "commit"], chapter_rows()),
+        table(["chapter", "result", "time", "memory", "ran", "commit"], chapter_rows()),
     ]
     parts += [
         "## Recorded measurements",

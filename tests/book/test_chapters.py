@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))  # tools import each other
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
 HIDDEN_CELLS = 0  # cells tagged skip-execution or raises-exception, in all chapters together
 
@@ -21,7 +23,7 @@ def tool(name: str):
     return module
 
 
-checks = tool("check_chapters")
+checks, hidden, numbers = tool("check_chapters"), tool("check_hidden"), tool("page_numbers")
 
 
 def read(path: Path) -> dict:
@@ -42,7 +44,7 @@ def test_chapter_keeps_the_rules(path) -> None:
 
 
 def test_no_cell_is_hidden_from_execution() -> None:
-    found = [line for path in CHAPTERS for line in checks.hidden_failures(read(path))]
+    found = [line for path in CHAPTERS for line in hidden.hidden_failures(read(path))]
     assert len(found) == HIDDEN_CELLS, found
 
 
@@ -170,10 +172,50 @@ def test_figures_typed_into_an_alt_text_are_found(alt, typed) -> None:
 @pytest.mark.parametrize("tag", ["skip-execution", "raises-exception"])
 def test_hiding_tags_and_settings_are_seen(tag) -> None:
     cell = code("1/0") | {"metadata": {"tags": [tag]}}
-    assert list(checks.hidden_failures({"cells": [cell], "metadata": {"execution": {"allow_errors": True}}})) == [
+    assert list(hidden.hidden_failures({"cells": [cell], "metadata": {"execution": {"allow_errors": True}}})) == [
         "metadata: allow_errors",
         f"cell 0: tag {tag}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("!false", "'!false' is no Python"),
+        ("x = 1\nfound = !ls", "'found = !ls' is no Python"),
+        ("%%bash\nfalse", "'%%bash' is no Python"),
+        ("for x in y:\n    %timeit x", "'%timeit x' is no Python"),
+        ("import asyncio\nasyncio.create_task(fails())", "create_task() is a task that nobody awaits"),
+        ("asyncio.ensure_future(fails())", "ensure_future() is a task that nobody awaits"),
+        ("pool.submit(fails)", "submit() is a future that nobody asks"),
+        ("get_ipython().system('false')", "get_ipython() is IPython's own calls"),
+        ("import os; os.system('false')", "system() is a shell command"),
+        ("subprocess.run(['false'])", "subprocess.run() without check=True"),
+        ("subprocess.run(['false'], check=False)", "subprocess.run() without check=True"),
+        ("subprocess.run(['false'], check=True)\nx = 5 % 3 != 1\nawait works()", None),
+    ],
+)
+def test_code_whose_failure_nobody_would_see_is_found(cell, said) -> None:
+    found = list(hidden.hidden_failures({"cells": [text("!text"), code(cell)], "metadata": {}}))
+    assert bool(found) == (said is not None)
+    assert not found or any(line.startswith(f"cell 1: {said}") for line in found)
+
+
+def test_no_number_with_a_unit_is_typed_into_a_text_page() -> None:
+    assert list(numbers.typed()) == []
+
+
+def test_a_typed_number_in_a_text_page_is_found_and_a_named_one_is_computed(tmp_path, monkeypatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("It takes 13 MB and {{ chapter_words }} words, `8 GB` in code.")
+    monkeypatch.setattr(numbers, "pages", lambda: [page])
+    assert [(path.name, line) for path, line in numbers.typed()] == [("page.md", "'13 MB' is bound to no cell")]
+    counts = [checks.words(read(path)["cells"]) for path in CHAPTERS]
+    low, high = (int(n.replace(",", "")) for n in numbers.filled("{{chapter_words}}").split(" to "))
+    assert abs(low - min(counts)) <= 50 and abs(high - max(counts)) <= 50
+    assert numbers.filled("in {{default_weight_bits}}") == "in 4 bits"
+    with pytest.raises(ValueError, match="no such number"):
+        numbers.filled("{{ nonsense }}")
 
 
 def test_cleaning_removes_what_execution_leaves() -> None:

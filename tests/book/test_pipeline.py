@@ -91,8 +91,9 @@ SEEN = ("IndexError", "KeyError", "AttributeError", "cell 3: stderr: lost", "cel
 
 
 def test_failures_that_let_every_cell_end_are_seen_in_a_real_run(runner, tmp_path, capsys) -> None:
-    source = notebook(tmp_path / "chapters" / "01.ipynb", *SILENT.values())
-    assert runner.run_one(source, runner.shared_key(), False)["result"] == "failed"
+    source = notebook(tmp_path / "chapters" / "01.ipynb", *SILENT.values(), "held = bytearray(300 << 20)")
+    record = runner.run_one(source, runner.shared_key(), False)
+    assert record["result"] == "failed" and 300 << 20 < record["peak_bytes"] < 1 << 30
     said = capsys.readouterr().out
     assert "1 passed" in said  # nbmake saw nothing
     assert [text for text in SEEN if f"FAILED: {text}" not in said and f": {text}: " not in said] == []
