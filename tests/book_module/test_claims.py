@@ -122,6 +122,26 @@ def test_what_is_not_computed_names_its_source(row) -> None:
     assert re.search(named, row["basis"])
 
 
+def test_what_was_counted_in_the_text_is_what_it_holds() -> None:
+    text = SHARED.parents[1] / "source" / "guide.txt"
+    if not text.exists():
+        pytest.skip("needs ../shared/source/guide.txt, which is not part of the project")
+    guide = text.read_text(encoding="utf-8")
+    contents, questions = (
+        guide.split("Table of contents")[1].split("---")[0],
+        guide.split("\nFrequently asked questions\n")[1],
+    )
+    held = {
+        "word-count": f"{len(guide.split()):,} words",
+        "section-count": f"{len(re.findall(r'^[0-9]+[.] ', contents, re.M))} entries",
+        "faq-count": f"{len(re.findall(r'^Q: ', questions.split('---')[0], re.M))} questions",
+    }
+    counted = {
+        e.id.removeprefix("guide.meta."): e.basis.split(": ")[1] for e in entries() if e.id.startswith("guide.meta.")
+    }
+    assert counted == held
+
+
 MEASURED = r"(?:measured|shown) in chapter (\d+), section ([^;]+?)(?:: kvlab[^;]*)?(?:;|$)"
 
 
