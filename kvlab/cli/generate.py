@@ -110,8 +110,23 @@ def _report(engine, request, text: str, times: tuple[float, float, float]) -> di
             "used_bytes": kv.peak_used_bytes,
             "held_bytes": kv.peak_held_bytes,
         },
+        "speculation": None if engine.speculator is None else _drafts(engine),
         "first_token_s": round(first - started, 4),
         "tokens_per_s": round((count - 1) / (ended - first), 2) if count > 1 else None,
         "device": str(engine.model.decoder.device),
         "dtype": engine.model.dtype,
+    }
+
+
+def _drafts(engine) -> dict:
+    """What came of the drafts; tokens of a step with drafts, the one picked after them included."""
+    options, seen = engine.options.speculation, engine.speculator.acceptance
+    return {
+        "method": options.method,
+        "k": options.k,
+        "draft_steps": seen.steps,
+        "draft_tokens": seen.drafted,
+        "accepted_tokens": seen.accepted,
+        "tokens_per_draft_step": round(seen.mean_length, 3),
+        "kv_bytes": engine.speculator.kv_bytes,
     }

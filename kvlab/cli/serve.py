@@ -20,11 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-body", default="8MiB", metavar="SIZE", help="of a call (default 8MiB); then 413")
     parser.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds for open answers at shutdown")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of requests that name none")
-    parser.add_argument(
-        "--prefix", default="hash", choices=("hash", "radix", "off"), help="prefix cache (default hash)"
-    )
     parser.add_argument("--json", action="store_true", help="the line printed at the start as JSON")
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, prefix="hash")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,12 +30,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError, OSError: the arguments, the model or the port do not allow it.
     """
-    from kvlab.cache.prefix import PrefixOptions
     from kvlab.serve.limits import ServerLimits
     from kvlab.specs.units import parse_bytes
 
-    prefix = None if args.prefix == "off" else PrefixOptions(design=args.prefix)
-    changes = engine_changes(args) | {"seed": args.seed, "prefix": prefix}
+    changes = engine_changes(args) | {"seed": args.seed}
     limits = ServerLimits(args.max_waiting, max_body_bytes=parse_bytes(args.max_body, "--max-body"), drain_s=args.drain)
     from kvlab.serve.server import bind, serve, url_of
 

@@ -67,7 +67,7 @@ def measure_transfers(engine: Engine, pages: int, directory: str | Path | None =
     memory = HostMemory(engine.storage, slots)
     moves = [(0, page, slots.take(0)) for page in range(1, pages + 1)]
     num_bytes = pages * size
-    host = _memory_speed(num_bytes, memory.device)
+    host = memory_speed(num_bytes, memory.device)
 
     def move(down: bool) -> None:
         memory.wait(memory.start(moves, down))
@@ -109,7 +109,7 @@ def _shortest(work: Callable[[], None]) -> float:
     return min(times)
 
 
-def _memory_speed(num_bytes: int, device: torch.device) -> float:
+def memory_speed(num_bytes: int, device: torch.device) -> float:
     """Bytes per second of one copy of that size between the pool's device and host memory."""
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")

@@ -107,15 +107,18 @@ def load_heads(path: Path, device: torch.device | str = "cpu") -> tuple[nn.Modul
     Raises:
         ValueError: no such file, or none of heads.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise ValueError(
             f"heads {path}: no such file; `python -m kvlab.lab.train_heads` makes those of the default model"
         )
-    with safe_open(str(path), "pt", device=str(device)) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        about = dict(file.metadata() or {})
+    try:
+        with safe_open(str(path), "pt", device=str(device)) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise ValueError(f"heads {path}: is no safetensors file ({error})") from None
     rows = tensors.pop("rows", torch.empty(0)).long()
     if set(tensors) == {"mix"}:
         network: nn.Module = Medusa(tensors["mix"].shape[1], len(tensors["mix"]))

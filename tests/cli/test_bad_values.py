@@ -40,6 +40,25 @@ ENGINE = {
     "--host-bytes 1MiB --disk-dir {folder}/binary --disk-bytes 1MiB": "is not a directory",
     "--model {folder}/none": "no such directory", "--model {folder}": "config.json", "--kv-dtype kivi2 --block-size 16":
     "must be a multiple of 32",
+    "--preempt auto": "--host-bytes: is needed by --preempt auto", "--park-dtype int8": "--host-bytes: is needed by --park-dtype",
+    "--park-dtype int8 --host-bytes 1MiB": "--park-dtype: needs --preempt swap or auto",
+    "--park-dtype what --preempt swap --host-bytes 1MiB": "'what'",
+    "--park-dtype int8 --preempt auto --host-bytes 1MiB": "--park-dtype: with --preempt auto give --link-rate",
+    "--park-dtype int8 --preempt swap --host-bytes 1MiB --disk-dir x --disk-bytes 1MiB": "lossy pages are not saved",
+    "--link-rate 1GB": "--link-rate: is of --preempt auto", "--victim cheapest --link-rate x": "--link-rate 'x'",
+    "--victim cheapest --flop-rate 0": "--flop-rate 0.0", "--victim cheapest --flop-rate nan": "--flop-rate nan",
+    "--prefix-eviction what": "--prefix-eviction", "--prefix off --prefix-eviction lru": "--prefix-eviction: needs a prefix cache",
+    "--prefix radix --prefix-ttl 3": "--prefix-ttl: is of --prefix-eviction ttl",
+    "--prefix hash --prefix-eviction ttl --prefix-ttl 0": "ttl 0.0",
+    "--speculate what": "--speculate 'what': must begin with one of", "--speculate ngram:0": "K must be from 1 to 64",
+    "--speculate ngram:x": "K must be", "--speculate ngram:": "K must be", "--speculate ngram:9999": "K must be",
+    "--adapt-k": "--adapt-k: is of --speculate", "--speculate ngram --draft-layers 2": "--draft-layers: is of --speculate draft",
+    "--speculate draft": "--speculate draft: needs one of --draft-model and --draft-layers",
+    "--speculate draft --draft-model x --draft-layers 2": "needs one of", "--speculate draft --draft-layers 2": "kept 2",
+    "--speculate draft --draft-model {folder}/none": "no such directory", "--heads x": "--heads: is of --speculate medusa",
+    "--speculate medusa --heads {folder}/none": "heads {folder}/none: no such file",
+    "--speculate medusa --heads {folder}/binary": "{folder}/binary", "--speculate eagle": "eagle.safetensors",
+    "--speculate eagle --draft-tree 2,x": "--draft-tree '2,x'", "--speculate lookahead --draft-tree 2": "--draft-tree: is of",
 }  # fmt: skip
 WRONG = {
     "doctor": {"what": "what"},
@@ -66,6 +85,7 @@ WRONG = {
     },
     "serve": {f"--port 0 {words}": said for words, said in ENGINE.items()} | {
         "--port x": "--port", "--max-body x": "--max-body 'x'", "--max-waiting -1": "max_waiting -1", "--prefix x": "--prefix",
+        "--prefix-ttl x": "--prefix-ttl",
         "--host 999.1.1.1 --port 0": "port 0 on 999.1.1.1",
     },
     "generate": {f"x {words}": said for words, said in ENGINE.items()} | {
