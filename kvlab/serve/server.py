@@ -47,6 +47,10 @@ def url_of(sock: socket.socket) -> str:
 CANCEL_S = 5
 """Seconds that a client has to read the end of its answer, before its connection is cut."""
 
+KEEP_ALIVE_S = 60
+"""Seconds that an idle connection stays open: longer than clients keep one (the official client 5), so that it is the
+client that closes. Else a call may go out on a connection that the server is closing, and fail."""
+
 
 class Server(uvicorn.Server):
     """uvicorn's, which ends quietly: answers that outlast the drain are told so, and the signal that ended the server
@@ -72,7 +76,7 @@ class Server(uvicorn.Server):
 def _server(engine: Engine, limits: ServerLimits, name: str) -> Server:
     config = uvicorn.Config(
         create_app(engine, limits, name), log_level="warning", access_log=False, lifespan="on",
-        timeout_graceful_shutdown=round(limits.drain_s) + CANCEL_S, server_header=False,
+        timeout_graceful_shutdown=round(limits.drain_s) + CANCEL_S, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
     )  # fmt: skip
     return Server(config)
 

@@ -137,3 +137,11 @@ def test_ctrl_c_ends_the_process_quietly_and_tells_who_waits(directory):  # noqa
         process.communicate()
     last = [line for line in lines if line.strip()][-1]
     assert last == b"data: [DONE]\n" or b"the server is shutting down" in last
+
+
+def test_an_idle_connection_is_closed_by_the_client_before_the_server_would():
+    """The other way round a call can go out on a connection that is just being closed, and fails (seen in a soak)."""
+    from openai._constants import DEFAULT_CONNECTION_LIMITS
+
+    with ServerThread(speaking.engine()) as thread:
+        assert thread._server.config.timeout_keep_alive >= 2 * DEFAULT_CONNECTION_LIMITS.keepalive_expiry
