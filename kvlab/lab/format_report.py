@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -11,9 +11,13 @@ from kvlab.engine.kv_formats import key_turn
 from kvlab.lab.paged_run import keys_and_values
 from kvlab.models.load import LoadedModel
 from kvlab.ops.grouped_views import Turn
+from kvlab.ops.views import page_views
 from kvlab.quant import round_trip
+from kvlab.quant.calibrate import calibrate, scale_of
 from kvlab.quant.closed import BEFORE_ROTATION, codec_of
+from kvlab.quant.fixed import FixedScales
 from kvlab.specs.cache_spec import CacheSpec
+from kvlab.specs.fixed_scales import FIXED, SHARES
 from kvlab.specs.formats import FORMATS, get_format
 from kvlab.specs.grouped import grouped
 from kvlab.specs.layout import page_layout
@@ -29,6 +33,9 @@ not. Whoever shares one scale between a large number and its small neighbours lo
 format keeps a scale for every token, another one for every channel, and a third turns the row first, so that nothing
 sticks out any more. None of this is free: scales are bytes too, and they count."""
 
+Layers = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values [tokens, Hkv, D] of each layer."""
+
 
 @dataclass(frozen=True)
 class FormatRow:
@@ -39,7 +46,7 @@ class FormatRow:
         key, value: error on the default model's keys and values, root mean square over that of the rows themselves;
             the mean over layers.
         outlier: error on the other values of rows in which one channel is 30 times as large, likewise.
-        note: what else it keeps.
+        note: what else it keeps. cpu: how the CPU path reads its pages, as `cpu_words`.
     """
 
     name: str
@@ -50,6 +57,7 @@ class FormatRow:
     value: float
     outlier: float
     note: str
+    cpu: str
 
 
 def stored_part(name: str, heads: int, head_dim: int) -> CacheSpec:
@@ -99,31 +107,65 @@ def planted(tokens: int = 64, heads: int = 2, head_dim: int = 64, channel: int =
 
 
 def report(model: LoadedModel, names: Sequence[str] = (), ids: Sequence[int] | None = None) -> list[FormatRow]:
-    """A row for each format, on the keys and values that `ids` (None: a packaged text) leave in `model`'s cache.
+    """A row for each format, and for fp8 one for each way to share a calibrated scale.
+
+    On the keys and values that `ids` (None: a packaged text) leave in `model`'s cache.
 
     Raises:
         ValueError: an unknown format; a model whose layers do not keep keys and values.
     """
     names = [get_format(n).name for n in names] or [n for n in FORMATS if n != "fp64"]
     layers = keys_and_values(model, model.tokenizer.encode(TEXT) if ids is None else ids)
-    heads, head_dim = layers[0][0].shape[1:]
+    head_dim = layers[0][0].shape[2]
     facts = model.config.layers[0].branches[0].module
     turn = None if facts.rope is None else key_turn(facts.rope, head_dim, model.decoder, len(layers[0][0]))
-    outliers, others = planted(head_dim=head_dim), torch.arange(head_dim) != 5
     rows = []
     for name in names:
-        errors = []
-        for key, value in layers:
-            back = stored_again(name, key, value, turn)
-            errors.append([relative_error(key, back[0]), relative_error(value, back[1])])
-        key_error, value_error = torch.tensor(errors).mean(0).tolist()
-        back = stored_again(name, outliers, outliers)[0]
-        fmt, (row_bits, page_bits) = get_format(name), bits_per_value(name, heads, head_dim)
-        rows.append(
-            FormatRow(name, fmt.bits, row_bits, page_bits, key_error, value_error,
-                      relative_error(outliers[..., others], back[..., others]), fmt.about)
-        )  # fmt: skip
+        back = [stored_again(name, key, value, turn) for key, value in layers]
+        rows.append(_row(name, layers, back, stored_again(name, *[planted(head_dim=head_dim)] * 2)[0]))
+        if name in FIXED:
+            rows += [_fixed_row(name, share, layers) for share in SHARES]
     return rows
+
+
+def _row(name: str, layers: Layers, back: Layers, outliers: torch.Tensor) -> FormatRow:
+    """The row of `layers` that came back as `back`, and of planted rows that came back as `outliers`."""
+    errors = [
+        [relative_error(*pair) for pair in zip(own, again, strict=True)]
+        for own, again in zip(layers, back, strict=True)
+    ]
+    key_error, value_error = torch.tensor(errors).mean(0).tolist()
+    heads, head_dim = layers[0][0].shape[1:]
+    others, fmt = torch.arange(head_dim) != 5, get_format(name)
+    outlier = relative_error(planted(head_dim=head_dim)[..., others], outliers[..., others])
+    return FormatRow(
+        name, fmt.bits, *bits_per_value(name, heads, head_dim), key_error, value_error, outlier, fmt.about, cpu_words(name, head_dim)
+    )  # fmt: skip
+
+
+def _fixed_row(name: str, share: str, layers: Layers) -> FormatRow:
+    """The row of format `name` with one scale per `share`, found from the rows themselves: none of them is clamped."""
+
+    def again(rows: torch.Tensor) -> torch.Tensor:
+        scale = scale_of(rows, share, name)
+        return round_trip(name, rows / scale) * scale
+
+    found = _row(name, layers, [(again(key), again(value)) for key, value in layers],
+                 again(planted(head_dim=layers[0][0].shape[2])))  # fmt: skip
+    num_bytes = sum(fixed.bytes for fixed in calibrate(layers, share, name).values())
+    note = f"one fp32 scale per {share} of each layer, found from these rows: {num_bytes:,} bytes beside the pool"
+    return replace(found, name=f"{name}/{share}", note=note, cpu=cpu_words(name, layers[0][0].shape[2], fixed=True))
+
+
+def cpu_words(name: str, head_dim: int, fixed: bool = False) -> str:
+    """How the CPU path reads pages of a format: "in place" as they lie, or "gathered" and decoded by torch first."""
+    part = stored_part(name, 1, head_dim)
+    if get_format(name).group_tokens:
+        return "gathered"
+    layout = page_layout(part, 1)
+    views = page_views(torch.zeros(1, layout.page_bytes, dtype=torch.uint8), layout)
+    one = torch.ones(1, 1)
+    return "in place" if replace(views, fixed=FixedScales(one, one) if fixed else None).in_place else "gathered"
 
 
 def as_dicts(rows: Sequence[FormatRow]) -> list[dict]:

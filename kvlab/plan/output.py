@@ -8,6 +8,7 @@ from kvlab.plan.plan import Plan, bytes_per_token_at, two_parameter_fit, whole
 from kvlab.plan.policies import POLICIES, WASTE, SequenceBytes, ideal_bytes
 from kvlab.plan.steps import decode_step, mix, prefill
 from kvlab.plan.timing import StepTime
+from kvlab.specs.fixed_scales import SHARES, fixed_scale_bytes
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.parts import CacheSpec
 from kvlab.specs.pools import POOLS
@@ -200,6 +201,9 @@ def assumptions(plan: Plan) -> list[str]:
         f"{o.reserve:,} bytes per GPU kept for activations and the runtime",
         "times are lower bounds: bandwidth and dense arithmetic rate of the datasheet, no time on links or launches",
     ]
+    if any(fixed := [fixed_scale_bytes(model, share) for share in SHARES]):
+        each = ", ".join(f"{n:,} bytes per {share}" for share, n in zip(SHARES, fixed, strict=True))
+        rows.append(f"fp8 with scale 1; calibrated scales lie beside the pool and are not counted: {each}, in all")
     if model.max_position and plan.context > model.max_position:
         rows.append(f"the model was made for {model.max_position:,} positions; {plan.context:,} is beyond them")
     if any(p.kind == "index" for _, p in model.parts()):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvlab.lab.format_report import bits_per_value, planted, relative_error, stored_again
+from kvlab.lab.format_report import bits_per_value, planted, relative_error, report, stored_again
+from kvlab.lab.small_model import small_model
+from kvlab.specs.fixed_scales import FIXED, SHARES, fixed_scale_bytes
 from kvlab.specs.formats import FORMATS
+from kvlab.specs.kv_dtypes import with_formats
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,26 @@ def test_groups_give_back_whole_groups_only() -> None:
     key, value = stored_again("kivi4", rows, rows)
     assert key.shape == value.shape == (64, 2, 64)
     assert relative_error(rows, torch.zeros(64, 2, 64)) == pytest.approx(1.0)
+
+
+def test_fp8_has_a_row_for_each_way_to_share_a_scale_and_every_row_says_what_the_cpu_does(monkeypatch) -> None:
+    """A finer share loses no more; its bytes beside the pool are those of a plan."""
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+    model = small_model()
+    rows = {row.name: row for row in report(model, ids=[3 + 7 * i % 61 for i in range(40)])}
+    assert set(rows) == {n for n in FORMATS if n != "fp64"} | {f"{n}/{share}" for n in FIXED for share in SHARES}
+    for name in FIXED:
+        spec = with_formats(model.spec, name)
+        for share in SHARES:
+            assert f" {fixed_scale_bytes(spec, share):,} bytes beside the pool" in rows[f"{name}/{share}"].note
+            assert 0 < rows[f"{name}/{share}"].key <= 1.1 * rows[name].key
+    in_place = {
+        "fp32",
+        "bf16",
+        "fp16",
+        "fp8_e4m3",
+        "fp8_e4m3_row",
+        "int8",
+    }  # heads of 12 values: no whole words of int4
+    assert {name for name, row in rows.items() if row.cpu == "in place"} == in_place
+    assert {row.cpu for row in rows.values()} == {"in place", "gathered"}

@@ -220,3 +220,12 @@ def test_a_quantized_checkpoint_is_pointed_out_and_counted_as_asked():
     wide, narrow = (make_plan(config, weight_dtype=f).to_json() for f in ("bf16", "fp8"))
     assert wide["weights_bytes"] == 2 * narrow["weights_bytes"]
     assert any("published quantized (fp8); weights are counted in bf16" in row for row in wide["assumptions"])
+
+
+def test_scales_that_are_found_from_data_are_named_beside_the_pool():
+    """Llama 3 8B: 32 layers, keys and values of 8 heads of 128."""
+    rows = make_plan("llama-3-8b", kv_dtype="fp8_e5m2").to_json()["assumptions"]
+    sizes = f"{32 * 2 * 4:,} bytes per tensor, {32 * 2 * 8 * 4:,} bytes per head, {32 * 2 * 8 * 128 * 4:,} bytes per channel"
+    assert any(sizes in row for row in rows)
+    for other in ("bf16", "fp8_e4m3_row"):
+        assert not any("calibrated" in row for row in make_plan("llama-3-8b", kv_dtype=other).to_json()["assumptions"])

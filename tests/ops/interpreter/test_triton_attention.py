@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged import Paged, drawn, fill, oracle, pairwise
 from tolerances import assert_close
 
 from kvlab.ops.attention import paged_attention, torch_, triton_
+from kvlab.quant.fixed import FixedScales
 
 MIXES = {
     "one token": ([1], [1]),
@@ -47,10 +50,19 @@ def guarded(query: torch.Tensor, paged: Paged) -> tuple[torch.Tensor, torch.Tens
     return around, around[2:-2]
 
 
+def under_scales(paged: Paged, sides: tuple[int, int]) -> Paged:
+    """The same codes, which count 0.2 to 2.2 times as much: one factor of [Hkv or 1, D or 1] for keys, one for values."""
+    k, v = (0.2 + 2 * torch.rand(sides) for _ in range(2))
+    views = replace(paged.views, fixed=FixedScales(k, v))
+    return Paged(views, paged.batch, [x * k for x in paged.keys], [x * v for x in paged.values])
+
+
 def check(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_, "SPLIT", case["split"])
     (num_heads, kv_heads), (head_dim, value_dim) = case["heads"], case["dims"]
     paged = fill(case["fmt"], (kv_heads, head_dim, case["block_size"]), MIXES[case["mix"]], 1, value_dim=value_dim)
+    if case.get("fixed"):
+        paged = under_scales(paged, case["fixed"])
     before = paged.views.buffer.clone()
     query = torch.randn(paged.batch.num_tokens, num_heads, head_dim).to(TYPES[case["query"]])
     options = {"scale": 2 * head_dim**-0.5, **{k: case[k] for k in ("window", "softcap", "chunk")}}
@@ -67,6 +79,22 @@ def check(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", pairwise(OPTIONS), ids=case_id)
 def test_every_two_options_together(case: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(case, monkeypatch)
+
+
+@pytest.mark.parametrize(("fmt", "sides"), [("fp8_e4m3", (2, 40)), ("fp8_e5m2", (2, 1)), ("fp8_e4m3", (1, 1))])
+def test_scales_found_from_data_go_into_queries_and_results(fmt: str, sides: tuple[int, int], monkeypatch) -> None:
+    """A scale per channel, head and tensor; two splits, a window, and chunks beside the decode."""
+    case = {
+        "fmt": fmt,
+        "split": 16,
+        "dims": (40, 40),
+        "heads": (6, 2),
+        "block_size": 2,
+        "query": "fp32",
+        "fixed": sides,
+    }
+    case |= {"mix": "decode, then chunks", "window": 20, "softcap": 0.0, "chunk": 0, "sinks": True, "alibi": False}
     check(case, monkeypatch)
 
 

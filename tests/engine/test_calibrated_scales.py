@@ -1,0 +1,66 @@
+"""fp8 pages under scales found from data, through the engine: written, read, shared and taken back like any others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvlab.cache.prefix import PrefixOptions
+from kvlab.engine import Engine, SamplingParams
+from kvlab.lab.paged_run import PagedRun, keys_and_values
+from kvlab.lab.small_model import small_model
+from kvlab.quant.calibrate import LARGEST, SHARES, calibrate
+from kvlab.specs.fixed_scales import FIXED
+from kvlab.specs.fixed_scales import SHARES as COUNTED
+
+PROMPTS = [[3 + (7 * i + k) % 61 for i in range(n)] for k, n in ((0, 21), (20, 5), (0, 13))]
+PARAMS = SamplingParams(8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def quiet():
+    """A model whose keys and values are so small that fp8 at scale 1 stores most of them as 0."""
+    model, (keys, values) = small_model(), (2.0**-18, 2.0**-18)
+    for name, weight in model.decoder.weights.named.items():
+        factor = {"q_proj": 1 / keys, "k_proj": keys, "v_proj": values, "o_proj": 1 / values}
+        for part, by in factor.items():
+            if part in name:
+                weight.mul_(by)
+    return model
+
+
+@pytest.mark.parametrize("fmt", LARGEST)
+@pytest.mark.parametrize("share", SHARES)
+def test_calibrated_pages_are_read_with_their_scales(quiet, share: str, fmt: str, monkeypatch) -> None:
+    """Near full precision where scale 1 is far from it, and the same tokens however the steps are cut."""
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+    scales = calibrate(keys_and_values(quiet, PROMPTS[0]), share, fmt)
+
+    def error(kv_dtype: str, found=None) -> float:
+        full = PagedRun(quiet, "fp32", 21).read(PROMPTS[0])
+        return float((PagedRun(quiet, kv_dtype, 21, found).read(PROMPTS[0]) - full).norm() / full.norm())
+
+    mantissa = 2**-4 if fmt == "fp8_e4m3" else 2**-3
+    assert error(fmt, scales) < 3 * mantissa < error(fmt)
+    found = []
+    for options in ({"num_blocks": 60, "max_batched_tokens": 64},
+                    {"num_blocks": 18, "max_batched_tokens": 5, "page_seed": 1, "prefix": PrefixOptions("radix")}):  # fmt: skip
+        # two KV heads and two tokens a page: axes that are mixed up would fit
+        engine = Engine(quiet, kv_dtype=fmt, kv_scales=scales, block_size=2, max_model_len=40, check=True, **options)
+        found.append([done.token_ids for done in engine.generate(PROMPTS, PARAMS)])
+    assert found[0] == found[1] and engine.events.counts["preempt"]
+    at_one = Engine(quiet, kv_dtype=fmt, block_size=2, num_blocks=60, max_model_len=40)
+    assert [done.token_ids for done in at_one.generate(PROMPTS, PARAMS)] != found[0]
+
+
+def test_what_is_counted_is_what_can_be_calibrated() -> None:
+    assert tuple(LARGEST) == FIXED and tuple(SHARES) == COUNTED
+
+
+def test_scales_of_other_formats_and_shapes_are_refused(quiet) -> None:
+    scales = calibrate(keys_and_values(quiet, PROMPTS[1]), "head")
+    with pytest.raises(ValueError, match="kv_scales: layer 0 is not stored in fp8_e4m3"):
+        Engine(quiet, kv_dtype="int8", kv_scales=scales, num_blocks=9)
+    wide = {0: type(scales[0])(torch.ones(3, 1), torch.ones(2, 1))}
+    with pytest.raises(ValueError, match=r"k of layer 0 has shape \(3, 1\)"):
+        Engine(quiet, kv_dtype="fp8_e4m3", kv_scales=wide, num_blocks=9)
