@@ -31,10 +31,12 @@ class Admission:
                 self._last_wait = (request.request_id, reason)
                 scheduler.emit(now, "wait", request, reason)
             return None
+        first = f"first of {len(scheduler.waiting)} by {scheduler.policy.order}"
+        why = f"{'alone' if scheduler.pressure.alone else first}, room beside {len(scheduler.running)}"
         scheduler.waiting.take(request)
         insort(scheduler.running, request, key=scheduler.policy.rank)
         self._bring_back(now, request, hit)
-        scheduler.emit(now, "admit", request, tokens=request.num_missing)
+        scheduler.emit(now, "admit", request, why, request.num_missing)
         return request
 
     def _refusal(self, request: Request, hit: Any) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from kvlab.cache import KVCacheManager, Restart
 from kvlab.schedule.admission import Admission
 from kvlab.schedule.events import Event, EventLog
+from kvlab.schedule.losses import Losses
 from kvlab.schedule.policy import FIRST_COME, SchedulingPolicy
 from kvlab.schedule.pressure import Pressure
 from kvlab.schedule.request import Request
@@ -44,7 +45,7 @@ class Scheduler:
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
         self.step_number = 0
-        self.pressure, self.admission = Pressure(self), Admission(self)
+        self.pressure, self.admission, self.losses = Pressure(self), Admission(self), Losses(self)
         self._arrived = 0
         # requests whose tokens are being computed: their states are ahead of what is known
         self._under_way: frozenset[str] = frozenset()
@@ -68,7 +69,7 @@ class Scheduler:
             self.emit(now, "refuse", request, reason)
             raise ValueError(reason)
         self.waiting.push(request)
-        self.emit(now, "arrive", request, tokens=request.num_prompt)
+        self.emit(now, "arrive", request, f"the pool can hold all {request.max_total} tokens", request.num_prompt)
 
     def refusal(self, num_prompt: int, max_total: int) -> str:
         """Why a request of so many prompt tokens and so many in all can never run; "" when it can."""
@@ -87,9 +88,7 @@ class Scheduler:
         Its chunks are empty only when every request waits for copies that are under way (`tiers.wait`).
         """
         self.step_number += 1
-        self.cache.tick(now)
-        if self.tiers:
-            self.tiers.poll()
+        self.losses.tick(now)
         chunks, budget, preempted = self._serve_running(now)
         # a victim of this step would come right back and be thrown out again, unless nobody runs any more
         while budget and self.waiting and not (preempted and self.running):

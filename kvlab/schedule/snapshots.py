@@ -122,10 +122,10 @@ def sentence(event: Event) -> str:
     name, tokens, pages = event.request_id, _many(event.tokens, "token"), _many(event.pages, "page")
     why = f": {event.reason}" if event.reason else ""
     return {
-        "arrive": f"{name} arrives with {tokens}.",
+        "arrive": f"{name} arrives with {tokens}{why}.",
         "refuse": f"{name} is refused{why}.",
         "wait": f"{name} waits{why}.",
-        "admit": f"{name} is admitted; {tokens} to compute.",
+        "admit": f"{name} is admitted{why}; {tokens} to compute.",
         "hit": f"{name} finds {tokens} in the cache{why}.",
         "chunk": f"{name} computes {tokens}" + (f"; {event.reason}." if event.reason else "."),
         "preempt": f"{name} loses {pages}{why}; {tokens} computed for nothing.",
@@ -133,6 +133,8 @@ def sentence(event: Event) -> str:
         "swap_in": f"{name} gets {pages} back from below{why}.",
         "rollback": f"{name} is cut back by {tokens}{why}.",
         "expel": f"{pages} below the pool that {name} could have read are found no more{why}.",
+        "evict": f"A cache gives up {pages}{why}.",
+        "lost": f"{name + ': ' if name else ''}{tokens}, {pages} of lower tiers are lost{why}.",
         "release": f"{name} gives back {pages}{why}.",
         "token": f"{name} gets token {event.tokens}.",
         "finish": f"{name} ends with {tokens}{why}; {pages} given back.",

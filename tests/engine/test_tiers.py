@@ -156,6 +156,8 @@ def test_a_full_disk_changes_no_token(tmp_path, monkeypatch):
     # host memory has it nonetheless
     assert run(engine, prompt) == (model.tokens(prompt, GREEDY), 16)
     assert list(tmp_path.iterdir()) == [] and engine.tiers.saved.disk.failures
+    [lost] = engine.events.of("lost")
+    assert (lost.request_id, lost.pages) == ("", 6) and lost.reason == "disk: write: No space left on device"
 
 
 def test_prefixes_pushed_out_of_host_memory_are_read_from_disk(tmp_path):
@@ -167,6 +169,21 @@ def test_prefixes_pushed_out_of_host_memory_are_read_from_disk(tmp_path):
     run(engine, second)
     assert len(engine.tiers.saved) == 7
     assert run(engine, first) == (model.tokens(first, GREEDY), 16)
+    assert {e.reason for e in engine.events.of("evict")} == {"host: lru, its place was needed; on disk still"}
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_pages_that_the_lowest_tier_gives_up_are_told(tmp_path, tier):
+    model = kind("full")
+    one = engine_of(model).layout.page_bytes(0)
+    most = 7 * (one + 500)
+    sizes = (7 * one,) if tier == "host" else (HOST, tmp_path, most)
+    engine = engine_of(model, tiers=TierOptions(*sizes))
+    for first in (1, 2):
+        run(engine, prompt_of(model, 20, first))
+    why = f"{tier}: lru, " + ("its place was needed" if tier == "host" else f"disk_bytes {most}")
+    assert [(e.reason, e.pages) for e in engine.events.of("evict")] == [(why, 5)]
+    assert tier == "host" or len(list(tmp_path.iterdir())) == 7
 
 
 def test_the_cheaper_way_is_taken_and_said():

@@ -184,8 +184,8 @@ def test_the_log_tells_the_life_of_a_request():
     advance(scheduler, now=3.0)
     story = [(e.step, e.now, e.kind, e.reason, e.tokens, e.pages) for e in scheduler.events]
     assert story == [
-        (0, 1.0, "arrive", "", 3, 0),
-        (1, 2.0, "admit", "", 3, 0),
+        (0, 1.0, "arrive", "the pool can hold all 5 tokens", 3, 0),
+        (1, 2.0, "admit", "first of 1 by fcfs, room beside 0", 3, 0),
         (1, 2.0, "chunk", "", 3, 0),
         (1, 2.0, "token", "", 7, 0),
         (2, 3.0, "chunk", "", 1, 0),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvlab.cache.pool import NULL_BLOCK, BlockPool
 from kvlab.cache.prefix.index import Column, PrefixIndex
+from kvlab.cache.prefix.options import PrefixOptions
 from kvlab.cache.prefix.order import LeastRecent
 from kvlab.cache.prefix.records import Counters
 from kvlab.cache.prefix.rules import GroupRule
@@ -26,7 +27,9 @@ class Evicting:
     counters: Counters
     version: int
     now: float
-    on_evict: Callable[[int, int], None] | None
+    on_evict: Callable[[Sequence[int], str], None] | None
+    options: PrefixOptions
+    _needed: str
     _layout: PoolLayout
     _spaces: Sequence[tuple[int, Pages]]
 
@@ -38,11 +41,18 @@ class Evicting:
         start, pool = next((s, p) for s, p in reversed(self._spaces) if item >= s)
         return pool, item - start
 
+    def named(self, items: Iterable[int]) -> list[tuple[int, int]]:
+        """(group, page) of numbers that `on_evict` was called with; where groups share a pool, the first of them."""
+        return [(self._group_of(pool), page) for pool, page in map(self._page_of, items)]
+
     def evict(self, pool: int, count: int = 1) -> int:
         """How many pages of that pool of units were dropped, at most `count`, in the order of the policy."""
+        return self._evict(pool, count, self._needed)
+
+    def _evict(self, pool: int, count: int, why: str) -> int:
         order = self.orders[pool]
         items = order.take(count)
-        self._drop(items, order)
+        self._drop(items, order, why)
         return len(items)
 
     def _give_up(self, pool: Pages, units: int, count: int) -> None:
@@ -54,13 +64,13 @@ class Evicting:
         self.now, gone = now, 0
         for order in self.orders:
             items = order.expired(now)
-            self._drop(items, order)
+            self._drop(items, order, f"unused for {self.options.ttl:g} s")
             gone += len(items)
         return gone
 
     def clear(self) -> int:
         """How many pages were dropped: all that nobody holds. For a change of tokenizer, template or weights."""
-        return sum(self.evict(pool, len(order)) for pool, order in enumerate(self.orders))
+        return sum(self._evict(pool, len(order), "cleared") for pool, order in enumerate(self.orders))
 
     def _expel(self, group: int, pages: Iterable[int]) -> int:
         """How many of a group's cached pages were dropped at once, those that somebody holds included."""
@@ -68,25 +78,25 @@ class Evicting:
         base = self.columns[self.rules[group].columns[0]].base
         items = [page + base for page in pages if page]
         order.remove([item for item in items if not pool.references[item - base]])
-        self._drop(items, order)
+        self._drop(items, order, "a reader's numbers are not finite")
         return len(items)
 
     def steal(self, group: int, page: int) -> None:
         """Takes an unused page out of the cache with what is in it: it has one holder from now on, and no name."""
         pool, item = self.pools[group], page + self.columns[self.rules[group].columns[0]].base
+        if self.on_evict:
+            self.on_evict([item], "a request took it over")
         pool.touch([page])
         pool.cached[page] = False
         self.index.drop([item])
         self.orders[self._layout.pool_of(group)].forget([item])
         self.version += 1
 
-    def _drop(self, items: Sequence[int], order: LeastRecent) -> None:
+    def _drop(self, items: Sequence[int], order: LeastRecent, why: str = "") -> None:
         if not items:
             return
         if self.on_evict:
-            for item in items:
-                pool, page = self._page_of(item)
-                self.on_evict(self._group_of(pool), page)
+            self.on_evict(items, why)
         self.index.drop(items)
         if order.ranks:
             order.forget(items)
@@ -103,9 +113,7 @@ class Evicting:
     def cached_pages(self) -> Iterator[tuple[int, int]]:
         """(group, page) of every cached page that nobody holds, in the order in which they go, pool by pool."""
         for order in self.orders:
-            for item in order:
-                pool, page = self._page_of(item)
-                yield self._group_of(pool), page
+            yield from self.named(order)
 
     def check(self) -> None:
         """Asserts that index, pools and orders agree.

@@ -43,7 +43,8 @@ class PrefixCache(Evicting):
             long where pools are shared and pages of unlike entries are filled with as many tokens as fit, and a prompt
             that is not longer than it is never a hit.
         counters: since the start.
-        on_evict: called with (group, page) before a page is dropped, while the index still has it.
+        on_evict: called with the numbers of pages (see `named`) and the reason before they are dropped, while the index
+            still has them.
     """
 
     def __init__(
@@ -70,7 +71,8 @@ class PrefixCache(Evicting):
         # of each pool of units, the pages in it that nobody holds
         self.orders = [eviction_order(options, size) for _ in layout.buffers]
         self.counters, self.version, self.now = Counters(), 0, 0.0
-        self.on_evict: Callable[[int, int], None] | None = None
+        self.on_evict: Callable[[Sequence[int], str], None] | None = None
+        self._needed = f"{options.eviction}, its place was needed"
         self._standing: dict[str, Standing] = {}
         self._histories: dict[str, tuple[int, History]] = {}
         self._counted: set[str] = set()

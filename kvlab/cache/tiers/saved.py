@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,13 @@ from kvlab.cache.tiers.slots import HostSlots
 
 
 class Disk(Protocol):
-    """The disk tier. Every failure of it is a miss: it never raises for one, and never returns wrong bytes."""
+    """The disk tier. Every failure of it is a miss: it never raises for one, and never returns wrong bytes.
+
+    Attributes:
+        gone: as `SavedPages.gone`, of files.
+    """
+
+    gone: Counter[tuple[str, str]]
 
     def has(self, name: bytes) -> bool:
         """Whether a file of that name is known; reading it may still fail."""
@@ -61,6 +67,9 @@ class SavedPages:
         slots: the places in host memory, shared with parked requests.
         memory: the bytes of a slot.
         disk: the tier below, or None.
+
+    Attributes:
+        gone: pages that went, by kind of event ("evict", "lost") and reason; who tells of them takes them out.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class SavedPages:
     ) -> None:  # fmt: skip
         self.slots, self.memory, self.disk = slots, memory, disk
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self.gone: Counter[tuple[str, str]] = Counter()
         # pages that were read from disk so far
         self.reads = 0
 
@@ -154,6 +164,7 @@ class SavedPages:
                 return None
             self.write_down(name)
             self.drop(name)
+            self.gone["evict", "host: lru, its place was needed" + ("; on disk still" if self.has(name) else "")] += 1
         return slot
 
     @property

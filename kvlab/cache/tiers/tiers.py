@@ -64,6 +64,9 @@ class Tiers:
         fingerprint: of model and storage; saved pages of another one are never found.
         saves: whether the prefixes of requests that end are saved.
         lossy: the storage format that parked pages are re-encoded to; "": they come back bit for bit.
+
+    Attributes:
+        on_gone: told by `poll` of saved pages that went: kind of event ("evict", "lost"), reason, how many.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Tiers:
         self._parked: dict[str, Parked] = {}
         self._reserved: dict[str, list[Page]] = {}
         self._flights: list[Flight] = []
+        self.on_gone: Callable[[str, str, int], None] = lambda kind, reason, pages: None
 
     # copies under way
 
@@ -100,9 +104,14 @@ class Tiers:
         return any(f.request_id == request_id and f.down for f in self._flights)
 
     def poll(self) -> None:
-        """Settles the copies that have ended."""
+        """Settles the copies that have ended, and tells what went since the last time."""
         for flight in [f for f in self._flights if self.copier.done(f.ticket)]:
             self._settle(flight)
+        disk = self.saved.disk
+        for gone in (self.saved.gone, disk.gone) if disk else (self.saved.gone,):
+            for (kind, reason), pages in gone.items():
+                self.on_gone(kind, reason, pages)
+            gone.clear()
 
     def wait(self) -> None:
         """Waits for every copy under way."""
