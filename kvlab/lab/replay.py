@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from kvlab.lab.scrape import Scrape, grown
-from kvlab.lab.sse import events
+from kvlab.lab.sse import CONNECTIONS, events
 from kvlab.simulate.summary import Objective, Timed, summary
 from kvlab.simulate.traces import Trace, TraceRequest
 
@@ -116,9 +116,9 @@ class Replay:
         Raises:
             OSError: nobody answers at the address. ValueError: the server lists no model.
         """
-        limits, timeout = httpx.Limits(max_connections=None), httpx.Timeout(self.options.timeout_s)
+        timeout = httpx.Timeout(self.options.timeout_s)
         async with httpx.AsyncClient(
-            base_url=self.options.base, limits=limits, timeout=timeout, headers=self.options.headers
+            base_url=self.options.base, limits=CONNECTIONS, timeout=timeout, headers=self.options.headers
         ) as client:
             model, vocab = await self._model(client)
             # made before the clock starts: no prompt leaves late because another was being written

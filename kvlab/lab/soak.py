@@ -14,20 +14,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
 
 from kvlab.engine import Engine, SamplingParams
 from kvlab.lab.near_ties import first_difference
-from kvlab.lab.sse import events
+from kvlab.lab.sse import CONNECTIONS, events
 from kvlab.serve.limits import ServerLimits
 from kvlab.serve.server import ServerThread
 
 STALL_S = 120.0
 """No token for so long while requests are alive is a deadlock."""
-FLAT = 1.15
-"""Memory at the end over memory after warming up, at most."""
+FLAT = 1.05
+"""Memory in the last quarter of a run over memory in its second, both medians, at most."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Soak:
     sent: list[Sent] = field(default_factory=list)
     memory: list[tuple[float, int]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    peak: dict[str, int] = field(default_factory=lambda: {"running": 0, "waiting": 0})
     _tokens: tuple[int, float] = (0, 0.0)
 
     def run(self) -> dict[str, Any]:
@@ -86,20 +88,24 @@ class Soak:
         with ServerThread(self.engine, limits) as server:
             asyncio.run(self._load(server))
             self._check_idle(server)
-        self._check_memory()
+        growth = self._check_memory()
         compared, ties = self._compare()
         ends: dict[str, int] = {}
         for one in self.sent:
             ends[one.end] = ends.get(one.end, 0) + 1
         counts = self.engine.events.counts
+        found = {"preemptions": counts["preempt"], "compared": compared}
+        # a load that asks nothing of the server finds nothing
+        self.problems += [f"{what} 0: the run shows nothing" for what, count in found.items() if not count]
         return {
             "seconds": self.options.seconds,
             "requests": len(self.sent),
             "ends": ends,
-            "preemptions": counts["preempt"],
-            "hits": counts.get("hit", 0),
-            "compared": compared,
+            **found,
             "near_ties": ties,
+            "hits": counts.get("hit", 0),
+            "peak": self.peak,
+            "memory_growth": growth,
             "memory_bytes": [[round(at, 1), size] for at, size in self.memory[:: max(1, len(self.memory) // 60)]],
             "problems": self.problems,
         }
@@ -108,8 +114,8 @@ class Soak:
         rng = random.Random(self.options.seed)
         vocab = self.engine.model.config.vocab_size
         shared = [[rng.randrange(vocab) for _ in range(self.options.prompt // 2)] for _ in range(self.options.prefixes)]
-        timeout, limits = httpx.Timeout(600), httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=server.url, timeout=timeout, limits=limits) as client:
+        timeout = httpx.Timeout(600)
+        async with httpx.AsyncClient(base_url=server.url, timeout=timeout, limits=CONNECTIONS) as client:
             watch = asyncio.create_task(self._watch())
             start, tasks = time.monotonic(), set()
             while time.monotonic() - start < self.options.seconds and not self.problems:
@@ -155,7 +161,9 @@ class Soak:
     async def _read(self, client: httpx.AsyncClient, body: dict, one: Sent, leaves: int | None) -> None:
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
+                # nothing that is sent here may be turned away
                 one.end = f"HTTP {answer.status_code}"
+                self.problems.append(f"{one.end}: {(await answer.aread())[:200].decode(errors='replace')}")
                 return
             async for data in events(answer):
                 if "error" in data:
@@ -170,11 +178,13 @@ class Soak:
                     return
 
     async def _watch(self) -> None:
-        """Notes memory, and whether tokens still come while requests are alive."""
+        """Notes memory, how many run and wait, and whether tokens still come while requests are alive."""
         start = time.monotonic()
         while True:
             now, made = time.monotonic(), self.engine.events.counts["token"]
             self.memory.append((now - start, resident_bytes()))
+            for name, most in self.peak.items():
+                self.peak[name] = max(most, len(getattr(self.engine.scheduler, name)))
             if made != self._tokens[0] or not self.engine.requests:
                 self._tokens = (made, now)
             elif now - self._tokens[1] > STALL_S:
@@ -197,16 +207,17 @@ class Soak:
             self.problems.append(f"leak: {self.engine.cache.held_bytes} bytes of pages are held by nobody's request")
         self.engine.cache.check_invariants()
 
-    def _check_memory(self) -> None:
-        """The last tenth of the run may not need much more than the tenth after warming up."""
+    def _check_memory(self) -> float | None:
+        """Memory in the last quarter over memory in the second, medians; None for runs too short to tell."""
         gc.collect()
-        if len(self.memory) < 40:
-            return
         sizes = [size for _, size in self.memory]
-        tenth = len(sizes) // 10
-        early, late = max(sizes[2 * tenth : 3 * tenth]), min(sizes[-tenth:])
+        quarter = len(sizes) // 4
+        if quarter < 10 or not all(sizes):
+            return None
+        early, late = median(sizes[quarter : 2 * quarter]), median(sizes[-quarter:])
         if late > early * FLAT:
-            self.problems.append(f"memory grew from {early} to {late} bytes")
+            self.problems.append(f"memory grew from {early:.0f} to {late:.0f} bytes")
+        return round(late / early, 4)
 
     def _compare(self) -> tuple[int, int]:
         """How many answers were computed again, and how many of them differ by a near tie; more is a problem."""

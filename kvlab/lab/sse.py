@@ -1,4 +1,4 @@
-"""Server-sent events of an OpenAI-compatible answer.
+"""Server-sent events of an OpenAI-compatible answer, and the connections to read them by.
 
 Lines end at line feeds only. A client that splits where Python's `str.splitlines` does, as httpx' `aiter_lines`, breaks
 the JSON of any text with a form feed, U+0085 or U+2028 in it.
@@ -11,6 +11,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+
+CONNECTIONS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+"""As many as there are requests. Idle ones are closed here first: a server that closes them (uvicorn: after 5 s) may do
+so just as one is used again, which would count as its failure."""
 
 
 async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:

@@ -7,8 +7,9 @@ import json
 
 import httpx
 import pytest
+import uvicorn
 
-from kvlab.lab.sse import events
+from kvlab.lab.sse import CONNECTIONS, events
 
 BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -43,3 +44,9 @@ def test_other_lines_are_no_events_and_spaces_are_optional() -> None:
 def test_what_is_no_object_is_an_error(bad: bytes) -> None:
     with pytest.raises(ValueError):
         read([bad])
+
+
+def test_an_idle_connection_is_closed_here_before_servers_close_it() -> None:
+    """Else a request that leaves as the server gives its connection up ends with a read error, once in a long run."""
+    assert 0 < CONNECTIONS.keepalive_expiry < uvicorn.Config("app").timeout_keep_alive
+    assert CONNECTIONS.max_connections is None
