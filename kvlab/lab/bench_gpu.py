@@ -63,6 +63,8 @@ STAGES = {
     "models": Stage(_model_rows, 30),
 }  # with `check`, which has no budget: a kernel that was not checked must not be timed
 NAMES = ("check", *STAGES)
+OF_A_STAGE = ("date", "commit", "device", "cuda", "driver", "versions")
+"""What each stage keeps of the run that measured it."""
 
 
 def measure(stage: Stage, device: torch.device, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
@@ -109,36 +111,79 @@ def driver() -> str:
         return "unknown"
 
 
-def missing(stages: dict[str, Any]) -> list[str]:
-    """The stages that a result lacks; a check that found a wrong kernel is to be run again, before anything else."""
-    return [name for name in NAMES if name not in stages or stages[name].get("wrong")]
+def missing(result: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The stages that `result` lacks, given what `now` would be its provenance.
+
+    A stage that another device measured is to be run again; a check also where it was made of another commit, or of a
+    tree that no commit names, and where it found a wrong kernel: before anything else.
+    """
+    stages, measured = result.get("stages", {}), result.get("measured", {})
+    found = [name for name in NAMES if name not in stages or measured.get(name, {}).get("device") != now["device"]]
+    named = "+" not in now["commit"] and now["commit"] != "unknown"
+    checked = named and measured.get("check", {}).get("commit") == now["commit"] and not stages["check"].get("wrong")
+    return found if "check" in found or checked else ["check", *found]
+
+
+def compared(result: dict[str, Any]) -> None:
+    """Writes to every row with a bandwidth its share of the device copy's, `of_copy`, where that device's is known."""
+    stages, measured = result["stages"], result["measured"]
+    copied = stages.get("copy", {}).get("copy", {}).get("gb_per_s")
+    for name in stages:
+        if not copied or name == "copy" or measured[name]["device"] != measured["copy"]["device"]:
+            continue
+        for row in stages[name].values():
+            if isinstance(row, dict) and "gb_per_s" in row:
+                row["of_copy"] = round(row["gb_per_s"] / copied, 4)
+
+
+def started(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+    """The result to go on with: the file's stages, each with the provenance it was measured under, and `now` on top.
+
+    Stages of a file that does not say where each is from are dropped: nobody knows what they belong to.
+    """
+    old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    measured = old.get("measured", {})
+    kept = {key: {n: x for n, x in old.get(key, {}).items() if n in measured} for key in ("stages", "seconds")}
+    return now | kept | {"measured": measured}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs what is missing in the result; 1 where a kernel is wrong on the device, 2 for a stage that cannot run here."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stage", choices=NAMES, help="only this stage, again")
+    parser.add_argument("--stage", choices=NAMES, help="only this stage, again (behind a check, if that is not of now)")
     parser.add_argument("--out", type=Path, default=RESULT, help=f"the JSON file (default: {RESULT})")
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    result = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {"stages": {}}
-    result |= provenance(device)
-    for name in [options.stage] if options.stage else missing(result["stages"]):
+    now = provenance(device)
+    result = started(options.out, now)
+    names = missing(result, now)
+    if options.stage:
+        first = ["check"] if "check" in names and options.stage != "check" and device.type == "cuda" else []
+        names = [*first, options.stage]
+    for name in names:
         if device.type == "cpu" and name != "check":
             print(
                 f"bench-gpu: stage {name}: needs a GPU; this machine has none, and nothing is recorded", file=sys.stderr
             )
             return 2
         print(f"stage {name}", flush=True)
-        start = time.monotonic()
-        found = check(device) if name == "check" else measure(STAGES[name], device)
-        result["stages"][name] = found
-        result.setdefault("seconds", {})[name] = round(time.monotonic() - start, 1)
+        wrong = run_stage(name, device, result, now)
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        if name == "check" and found["wrong"]:
-            print("bench-gpu: wrong on this device: " + ", ".join(found["wrong"]), file=sys.stderr)
+        if wrong:
+            print("bench-gpu: wrong on this device: " + ", ".join(wrong), file=sys.stderr)
             return 1
     return 0
+
+
+def run_stage(name: str, device: torch.device, result: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Puts the stage into `result` with its provenance and seconds; the kernels that a check found wrong."""
+    start = time.monotonic()
+    found = check(device) if name == "check" else measure(STAGES[name], device)
+    result["stages"][name] = found
+    result["seconds"][name] = round(time.monotonic() - start, 1)
+    result["measured"][name] = {key: now[key] for key in OF_A_STAGE if key in now}
+    compared(result)
+    return found["wrong"] if name == "check" else []
 
 
 if __name__ == "__main__":

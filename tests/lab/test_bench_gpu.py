@@ -43,7 +43,8 @@ def test_the_check_covers_every_kernel_and_measurements_are_refused(tmp_path: Pa
         "copy",
     ):
         assert kernel in names
-    assert set(result["seconds"]) == {"check"}
+    assert set(result["seconds"]) == set(result["measured"]) == {"check"}
+    assert result["measured"]["check"]["commit"] == result["commit"]
     # a second run goes on where the first stopped, and has nothing more that it can do
     again = bench(out, "--stage", "decode")
     assert again.returncode == 2 and json.loads(out.read_text())["stages"].keys() == {"check"}

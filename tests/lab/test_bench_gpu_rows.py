@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,7 +186,54 @@ def test_a_stage_stops_at_its_budget_and_says_what_it_left_out() -> None:
     assert sum(s.budget_s for s in bench_gpu.STAGES.values()) <= 360
 
 
+NOW = {"commit": "c1", "device": "H200", "date": "today", "cuda": "13", "driver": "1", "versions": {}, "what": "all"}
+
+
+def planted(**stages: dict) -> dict:
+    """A result with these stages, all of NOW."""
+    return {"stages": stages, "measured": {name: dict(NOW) for name in stages}, "seconds": {}}
+
+
 def test_a_result_is_gone_on_with_where_it_stopped() -> None:
-    assert bench_gpu.missing({}) == list(bench_gpu.NAMES)
-    assert bench_gpu.missing({"check": {"wrong": []}, "copy": {}})[:2] == ["decode", "engine"]
-    assert bench_gpu.missing({"check": {"wrong": ["ssd"]}, "copy": {}})[:2] == ["check", "decode"]
+    assert bench_gpu.missing({}, NOW) == list(bench_gpu.NAMES)
+    result = planted(check={"wrong": []}, copy={}, engine={})
+    assert bench_gpu.missing(result, NOW)[:2] == ["decode", "against"]
+    assert bench_gpu.missing(planted(check={"wrong": ["ssd"]}, copy={}), NOW)[:2] == ["check", "decode"]
+    # what was measured stays measured after a commit, but kernels are checked again; so are those that no commit names
+    for commit in ("c2", "c1+changes", "unknown"):
+        assert bench_gpu.missing(result, NOW | {"commit": commit})[:2] == ["check", "decode"]
+    result["measured"]["check"]["commit"] = "unknown"
+    assert bench_gpu.missing(result, NOW | {"commit": "unknown"})[0] == "check"
+    # another device has its own figures, and nothing that the interpreter checked counts there
+    assert bench_gpu.missing(result, NOW | {"device": "B200"}) == list(bench_gpu.NAMES)
+
+
+def test_each_stage_keeps_where_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file gone on with by another run: old stages keep their commit, driver and date, whatever stands on top."""
+    path = tmp_path / "bench_gpu.json"
+    path.write_text(json.dumps(NOW | planted(check={"wrong": []}, copy={"copy": {"gb_per_s": 4000.0}})))
+    monkeypatch.setattr(bench_gpu, "measure", lambda stage, device: {"bf16 x 8": {"gb_per_s": 3000.0, "us": 1.0}})
+    later = NOW | {"commit": "c2", "driver": "2", "date": "tomorrow"}
+    result = bench_gpu.started(path, later)
+    assert (result["commit"], result["measured"]["copy"]["commit"]) == ("c2", "c1")
+    bench_gpu.run_stage("decode", CPU, result, later)
+    assert {n: (m["commit"], m["driver"], m["date"]) for n, m in result["measured"].items()} == {
+        "check": ("c1", "1", "today"), "copy": ("c1", "1", "today"), "decode": ("c2", "2", "tomorrow"),
+    }  # fmt: skip
+    # stages of which nobody knows where they are from belong to no device
+    path.write_text(json.dumps(NOW | {"stages": {"check": {"wrong": []}}, "seconds": {"check": 1.0}}))
+    assert bench_gpu.started(path, later)["stages"] == bench_gpu.started(path, later)["seconds"] == {}
+
+
+def test_rows_say_their_share_of_the_copy() -> None:
+    row = {"gb_per_s": 3000.0, "target_of_copy": 0.8}
+    result = planted(copy={"copy": {"gb_per_s": 4000.0}}, decode={"bf16 x 8": dict(row), "left out": ["int4 x 8"]},
+                     kernels={"write": dict(row)}, engine={"tokens": 3})  # fmt: skip
+    result["measured"]["kernels"]["device"] = "another"
+    bench_gpu.compared(result)
+    assert result["stages"]["decode"]["bf16 x 8"]["of_copy"] == 0.75
+    assert "of_copy" not in result["stages"]["kernels"]["write"], "another device's copy is no measure"
+    assert result["stages"]["copy"]["copy"] == {"gb_per_s": 4000.0}
+    del result["stages"]["decode"]["bf16 x 8"]["of_copy"], result["stages"]["copy"]
+    bench_gpu.compared(result)
+    assert "of_copy" not in result["stages"]["decode"]["bf16 x 8"]
