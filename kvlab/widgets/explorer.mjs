@@ -244,6 +244,7 @@ function results(uid, state, data) {
       card("kv_bytes_per_token_at_context", "The next token adds", bytes(state.kv_bytes_per_token_at_context),
         "to one sequence, over all GPUs")),
     node("div", { class: "kvx-quality" }, ...quality(data, p)),
+    node("p", { class: "kvx-note", "data-part": "gpu" }, data.gpu?.models?.[p.model] ?? data.gpu?.text ?? ""),
     node("div", {}, node("h4", {}, "The same in a terminal"),
       node("pre", { class: "kvx-command", tabindex: 0, "aria-label": "The command" }, state.command ?? "")),
     state.notes?.length

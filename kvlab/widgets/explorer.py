@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import traitlets
@@ -28,7 +29,10 @@ FALLBACK: tuple[dict[str, Any], ...] = (
 
 
 def front_end_data() -> dict[str, Any]:
-    """What the front end's menus offer, and the recorded quality of storage formats (None when not recorded)."""
+    """What the front end's menus offer, the recorded quality of storage formats (None when not recorded), and
+    what was measured on a GPU."""
+    from kvlab.book.gpu_record import explorer_words
+
     return {
         "models": list(catalogue.names()),
         "gpus": [[gpu.name, f"{gpu.name} ({gpu.marketing_memory})"] for gpu in gpus().values()],
@@ -37,6 +41,7 @@ def front_end_data() -> dict[str, Any]:
         "attention": list(ATTENTION),
         "policies": list(POLICIES),
         "quality": recorded_quality(),
+        "gpu": explorer_words(),
     }
 
 
@@ -92,8 +97,9 @@ class Explorer(LiveWidget):
         self._cancel = threading.Event()
 
     def fallback_table(self) -> str:
-        """This widget's settings and those of FALLBACK, as a table."""
-        return fallback_table([dict(self.state), *(explorer_state(p) for p in FALLBACK)])
+        """This widget's settings and those of FALLBACK, as a table, and whether a GPU was measured."""
+        words = f"<p>{escape(self.data['gpu']['text'])}</p>"
+        return fallback_table([dict(self.state), *(explorer_state(p) for p in FALLBACK)]) + words
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """As in the base class; `measure` and `cancel` besides, which a page without a kernel does not offer."""

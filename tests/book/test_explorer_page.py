@@ -159,6 +159,10 @@ def page(site: str, browser) -> Iterator[Page]:
 def test_values_of_the_build_are_shown_and_nothing_is_fetched_until_a_control_moves(page: Page) -> None:
     assert_same_figures(shown(page), plans([page.command()])[0])
     assert "Computed when the book was built" in page.page.locator(".kvlab-live-status").inner_text()
+    gpu = Explorer().data["gpu"]
+    assert page.page.locator("[data-part=gpu]").inner_text() == gpu["models"].get(
+        Explorer().params["model"], gpu["text"]
+    )
     assert not [url for url in page.requests if "pyodide" in url or url.endswith(".zip")]
     page.page.locator("[name=gpu]").select_option("b200")
     page.page.get_by_role("button", name="Cancel").click()  # while Python starts
@@ -167,6 +171,7 @@ def test_values_of_the_build_are_shown_and_nothing_is_fetched_until_a_control_mo
     assert "stopped" in shown(page)["error"]
     page.change("gpu", "h200")  # starts it again
     assert "h200" in page.command() and shown(page)["error"] == ""
+    assert "on a GPU" in shown(page)["results"] or "Measured on" in shown(page)["results"]
     assert [url for url in page.requests if url.endswith("pyodide.asm.wasm")]
     assert "Computed in this page by kvlab" in page.page.locator(".kvlab-live-status").inner_text()
 

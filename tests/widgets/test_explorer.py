@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("anywidget", reason="anywidget is not installed")
 
+from kvlab.book import gpu_record
 from kvlab.plan.explore import DEFAULTS, explorer_state
 from kvlab.widgets import Explorer
 from kvlab.widgets import explorer as module
@@ -99,6 +101,60 @@ def test_measure_can_be_cancelled_runs_once_at_a_time_and_again_afterwards(monke
     monkeypatch.setattr(module, "measure_function", lambda: lambda params, tell, cancelled: {})
     widget.hear(kind="measure", id=3, params={})
     assert widget.done.wait(10) and widget.sent[-1]["ok"]
+
+
+RECORD = {
+    "what": "planted", "date": "2026-01-02", "commit": "c" * 40, "device": "another", "versions": {}, "command": "none",
+    "stages": {
+        "check": {"wrong": [], "errors": {}},
+        "decode": {"bf16 x 8": {"us": 80.0, "gb_per_s": 3400.0, "of_copy": 0.81, "target_of_copy": 0.8, "bytes": 1},
+                   "int4 x 1": {"us": 9.25, "gb_per_s": 1200.0}, "int8 x 1": {"not measured": "ValueError: no"},
+                   "left out": ["mxfp4 x 32"]},
+        "models": {"llama-3.1-8b x 8": {"ms": 1.25, "batch": 8, "context": 8192, "gb_per_s": 3300.0},
+                   "jamba-1.5-mini x 8": {"not measured": "layers without a decode kernel"}},
+    },
+    "measured": {
+        n: {"device": "NVIDIA <H200>", "commit": "d" * 40, "date": "2026-01-01"} for n in ("check", "decode", "models")
+    },
+}  # fmt: skip
+
+
+def planted(record: dict | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`book/results` of this test: the record of a GPU, or none."""
+    if record is not None:
+        (folder / "bench_gpu.json").write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.setattr("kvlab.book.results.results_dir", lambda: folder)
+
+
+def test_without_a_gpu_record_the_explorer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of the kernels is no measurement: the interpreter can do that."""
+    for record in (None, RECORD | {"stages": {"check": {"wrong": []}}}):
+        planted(record, tmp_path, monkeypatch)
+        widget = module.Explorer()
+        assert widget.data["gpu"] == {"text": gpu_record.NOT_MEASURED, "models": {}}
+        assert widget.static_html().count(gpu_record.NOT_MEASURED) == 2, "for the front end, and without JavaScript"
+
+
+def test_a_gpu_record_is_quoted_with_the_device_of_its_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(RECORD, tmp_path, monkeypatch)
+    gpu = module.Explorer().data["gpu"]
+    assert gpu["models"] == {
+        "llama-3.1-8b": "Measured on NVIDIA <H200>: reading this model's cache takes 1.25 ms a step of 8 sequences of "
+        "8,192 tokens in bf16, at 3,300 GB/s."
+    }
+    assert gpu["text"] == "Measured on NVIDIA <H200>: llama-3.1-8b. For these settings times are bounds."
+    html = module.Explorer().static_html()
+    assert "<p>Measured on NVIDIA &lt;H200&gt;: llama-3.1-8b." in html and gpu_record.NOT_MEASURED not in html
+    assert gpu_record.decode_table(RECORD) == [
+        ["decode", "bf16 x 8", "80.0", "3,400", "81%", "80%"], ["decode", "int4 x 1", "9.2", "1,200", "-", "-"],
+    ]  # fmt: skip
+    assert gpu_record.not_measured(RECORD) == [
+        "decode: mxfp4 x 32: no time was left", "decode: int8 x 1: ValueError: no",
+        "models: jamba-1.5-mini x 8: layers without a decode kernel",
+    ]  # fmt: skip
+    assert "NVIDIA <H200>" in gpu_record.origin(RECORD, "decode") and "dddddddddd, 2026-01-01" in gpu_record.origin(
+        RECORD, "decode"
+    )
 
 
 def test_without_a_recorded_quality_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
