@@ -69,6 +69,8 @@ def print_summary(result: dict[str, Any]) -> None:
     skipped = next(result[key]["skipped_rows"] for key in ("simulated", "replayed") if key in result)
     left_out = "".join(f"; rows left out: {count} x {reason}" for reason, count in skipped.items())
     print(f"{n} requests, {result['finished']} finished in {seconds:,.1f} s{left_out}")
+    if facts := result.get("simulated"):
+        print(f"{facts['model'] or 'the model'} on {facts['gpu']} (rates: {facts['clock']})")
     for error, count in result["errors"].items():
         print(f"  {count} x {error}")
     rate = result["output_tokens_per_s"]
@@ -86,11 +88,12 @@ def print_summary(result: dict[str, Any]) -> None:
     if any(found.values()):
         told = ", ".join(f"{source} {tokens:,.0f}" for source, tokens in found.items() if tokens or source == "device")
         print(f"prompt tokens not computed again, by where they were found: {told}")
-    print(f"\n{'prompt tokens':>14} {'requests':>8}  {'TTFT s':^23}  {'ITL ms':^23}")
-    print(f"{'':>14} {'':>8}  " + "  ".join(f"{'p50':>7} {'p90':>7} {'p99':>7}" for _ in range(2)))
+    columns = (("ttft_s", "TTFT s", 1), ("itl_s", "ITL ms", 1e3), ("e2e_s", "E2E s", 1))
+    print(f"\n{'prompt tokens':>14} {'requests':>8} " + " ".join(f"{title:^17}" for _, title, _ in columns).rstrip())
+    print(f"{'':>23} " + " ".join(" ".join(f"{p:>5}" for p in ("p50", "p90", "p99")) for _ in columns))
     for name, row in result["latency"].items():
         if row:
-            print(f"{name:>14} {row['requests']:>8}  {_three(row['ttft_s'], 1)}  {_three(row['itl_s'], 1e3)}")
+            print(f"{name:>14} {row['requests']:>8} " + " ".join(_three(row[key], by) for key, _, by in columns))
 
 
 def _told(result: dict[str, Any], name: str) -> str:
@@ -99,4 +102,9 @@ def _told(result: dict[str, Any], name: str) -> str:
 
 
 def _three(values: dict[str, float] | None, scale: float) -> str:
-    return " ".join(f"{values[p] * scale:7.3g}" if values else f"{'':7}" for p in ("p50", "p90", "p99"))
+    return " ".join(f"{_short(values[p] * scale):>5}" if values else f"{'':5}" for p in ("p50", "p90", "p99"))
+
+
+def _short(value: float) -> str:
+    """Three figures, of what is below 1 three decimals: five letters up to 99,999."""
+    return f"{value:.{next((d for d, low in ((0, 99.95), (1, 9.995), (2, 0.9995)) if value >= low), 3)}f}"

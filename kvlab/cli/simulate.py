@@ -5,9 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.load_report import TRACE, add_load_arguments, load_of, print_summary
 
+if TYPE_CHECKING:
+    from kvlab.plan.plan import Plan
+    from kvlab.simulate.clock import Machine
+    from kvlab.simulate.options import SimulateOptions
+
+DEFAULT_MODEL = "llama-3.1-8b"
 HELP = "run a trace of requests through the scheduler and cache of hardware you do not have"
 
 EPILOG = (
@@ -23,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("trace", nargs="?", metavar="TRACE", help="file or recipe")
-    add("--model", default="llama-3.1-8b", help="as in `kvlab plan` (default llama-3.1-8b)")
+    add("--model", help=f"as in `kvlab plan` (default {DEFAULT_MODEL}; with --calibrate the one it measures with)")
     add("--gpu", metavar="NAME", help="h100 (default), h200, b200, a100, l40s, ...")
     add("--tp", metavar="N", help="GPUs that split every layer (default 1)")
     add("--kv-dtype", metavar="F", help="of the cache (default bf16)")
@@ -34,11 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefix", choices=("hash", "radix", "off"), help="design of the prefix cache (default hash)")
     add("--pools", choices=("unified", "sectors"), help="how layers of several kinds share memory (default unified)")
     add("--num-blocks", type=int, metavar="N", help="pages of the pool (default: what the weights leave)")
+    add("--kv-bytes", metavar="SIZE", help="bytes of the pool instead, as in 2GiB")
     add("--max-num-seqs", type=int, metavar="N", help="requests that run at once (default 256)")
     add("--max-batched-tokens", metavar="N", help="tokens of one step (default 8k)")
     add("--max-model-len", metavar="N", help="prompt and output of a request (default: the model's)")
-    add("--step-overhead-ms", type=float, default=0.0, metavar="X", help="fixed cost of every step (default 0)")
-    add("--calibrate", action="store_true", help="measure this machine, and the error of its clock, instead")
+    add("--step-overhead-ms", type=float, metavar="X", help="fixed cost of every step (default 0)")
+    add("--calibrate", action="store_true",
+        help="measure this machine: with TRACE it is simulated, without its rates and the clock's error are told")  # fmt: skip
     add("--json", action="store_true", help="everything as JSON, times in seconds")
     add_load_arguments(parser)
 
@@ -49,28 +60,19 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError, OSError: what cannot be read, sized or run.
     """
-    if args.calibrate:
+    if args.trace is None:
+        if not args.calibrate:
+            raise ValueError("TRACE: give a file or a recipe, or --calibrate")
         from kvlab.lab.calibrate import print_calibration
 
         return print_calibration(args.json)
-    if args.trace is None:
-        raise ValueError("TRACE: give a file or a recipe, or --calibrate")
-    from dataclasses import replace
-
     from kvlab.simulate import Simulator
-    from kvlab.simulate.clock import machine_of
-    from kvlab.simulate.options import simulate_options
-    from kvlab.simulate.simulator import simulated_plan
 
-    if not 0 <= args.step_overhead_ms < float("inf"):
-        raise ValueError(f"--step-overhead-ms {args.step_overhead_ms}: must be a number of at least 0")
+    began = time.perf_counter()
     trace, objective = load_of(args)
-    names = ("gpu", "tp", "kv_dtype", "weight_dtype", "block_size", "gpu_util", "reserve", "prefix", "pools",
-             "num_blocks", "max_num_seqs", "max_batched_tokens", "max_model_len")  # fmt: skip
-    own, of_plan = simulate_options({name: getattr(args, name) for name in names})
-    plan = simulated_plan(args.model, own, of_plan)
-    machine = replace(machine_of(plan), overhead_s=args.step_overhead_ms / 1e3)
-    result = Simulator(trace, plan, replace(own, objective=objective), machine).run(_bar).to_json()
+    plan, own, machine = _measured(args) if args.calibrate else _vendors(args)
+    simulator = Simulator(trace, plan, replace(own, objective=objective), machine)
+    result = simulator.run(_bar).to_json() | {"wall_seconds": round(time.perf_counter() - began, 3)}
     if sys.stderr.isatty():
         print(file=sys.stderr)
     if args.json:
@@ -78,6 +80,45 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_summary(result)
     return 0
+
+
+def _vendors(args: argparse.Namespace) -> tuple[Plan, SimulateOptions, Machine]:
+    """The plan, the options of the scheduler, and the GPU at its vendor's rates."""
+    from kvlab.simulate.clock import machine_of
+    from kvlab.simulate.simulator import simulated_plan
+
+    overhead = 0.0 if args.step_overhead_ms is None else args.step_overhead_ms
+    if not 0 <= overhead < float("inf"):
+        raise ValueError(f"--step-overhead-ms {overhead}: must be a number of at least 0")
+    own, of_plan = _options(args)
+    plan = simulated_plan(args.model or DEFAULT_MODEL, own, of_plan)
+    return plan, own, replace(machine_of(plan), overhead_s=overhead / 1e3)
+
+
+def _measured(args: argparse.Namespace) -> tuple[Plan, SimulateOptions, Machine]:
+    """The same for this machine at the rates that it shows, with the model that they were measured with unless another
+    is named; types and pool are those that the engine would take here."""
+    of_a_gpu = ("gpu", "tp", "gpu_util", "reserve", "step_overhead_ms")
+    if given := [name for name in of_a_gpu if getattr(args, name) is not None]:
+        raise ValueError(f"--{given[0].replace('_', '-')}: is not taken with --calibrate, which measures this machine")
+    own, of_plan = _options(args)
+    from kvlab.engine.sizing import default_kv_bytes
+    from kvlab.lab.calibrate import measured
+    from kvlab.simulate.simulator import simulated_plan
+
+    model, machine = measured()
+    if own.num_blocks is own.kv_bytes is None:
+        own = replace(own, kv_bytes=default_kv_bytes(model.device))
+    types = {"kv_dtype": model.dtype, "weight_dtype": model.dtype}
+    return simulated_plan(args.model or model.hf_config, own, types | of_plan), own, machine
+
+
+def _options(args: argparse.Namespace) -> tuple[SimulateOptions, dict[str, Any]]:
+    from kvlab.simulate.options import simulate_options
+
+    names = ("gpu", "tp", "kv_dtype", "weight_dtype", "block_size", "gpu_util", "reserve", "prefix", "pools",
+             "num_blocks", "kv_bytes", "max_num_seqs", "max_batched_tokens", "max_model_len")  # fmt: skip
+    return simulate_options({name: getattr(args, name) for name in names})
 
 
 def _bar(done: int, total: int, now: float) -> bool:

@@ -79,7 +79,8 @@ def measure(model: LoadedModel, bandwidth: float) -> Machine:
     full = StepClock(clock.plan, Machine(bandwidth, flops, overhead))
     # the fixed cost has one sequence in it so far
     sequence = min(overhead, max(0.0, _beyond(full, batch[1:]) / (SEQUENCES - 1)))
-    return Machine(bandwidth, flops, overhead - sequence, sequence_s=sequence, source="this machine, measured")
+    source = f"this machine, measured with {model.name} in {model.dtype}"
+    return Machine(bandwidth, flops, overhead - sequence, sequence_s=sequence, source=source, name="this machine")
 
 
 def _beyond(clock: StepClock, steps: Sequence[Timed]) -> float:
@@ -98,10 +99,15 @@ def errors(model: LoadedModel, machine: Machine, loads: Sequence[tuple[int, int]
     return rows
 
 
+def measured(target: str | None = None) -> tuple[LoadedModel, Machine]:
+    """A model, the default one unless named, and this machine's rates with it."""
+    model = load_model(target, "fp32", "cpu")
+    return model, measure(model, read_bandwidth(2**30))
+
+
 def calibrate(target: str | None = None) -> dict[str, Any]:
     """The machine's rates, and the median error of a step's time against the engine on the default model."""
-    model = load_model(target, "fp32", "cpu")
-    machine = measure(model, read_bandwidth(2**30))
+    model, machine = measured(target)
     rows = errors(model, machine)
     every = [abs(e) for row in rows for e in row["errors"]]
     return {

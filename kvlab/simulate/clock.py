@@ -26,6 +26,7 @@ class Machine:
         bandwidth: bytes per second. flops: operations per second.
         overhead_s: of every step. token_s: of every token of a step. sequence_s: of every sequence of a step.
         source: whose figures these are.
+        name: of the machine where it is not the plan's GPU.
     """
 
     bandwidth: float
@@ -34,6 +35,7 @@ class Machine:
     token_s: float = 0.0
     sequence_s: float = 0.0
     source: str = ""
+    name: str = ""
 
 
 def machine_of(plan: Plan) -> Machine:

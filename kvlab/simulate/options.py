@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlab.schedule import Limits
 from kvlab.simulate.summary import Objective
-from kvlab.specs.units import parse_tokens
+from kvlab.specs.units import parse_bytes, parse_tokens
 
 PREFIX = ("hash", "radix", "off")
 
@@ -21,7 +21,8 @@ class SimulateOptions:
         max_model_len: prompt and output of a request; None is the model's own length.
         prefix: design of the prefix cache, or "off".
         pools: how layers of several kinds share memory: "unified" or "sectors".
-        num_blocks: units of the pool, the null one included; None: what the weights leave of the GPU.
+        num_blocks: units of the pool, the null one included.
+        kv_bytes: of the pool; with neither what the weights leave of the GPU.
         objective: what makes a request good.
     """
 
@@ -31,6 +32,7 @@ class SimulateOptions:
     prefix: str = "hash"
     pools: str = "unified"
     num_blocks: int | None = None
+    kv_bytes: int | None = None
     objective: Objective = field(default_factory=Objective)
 
     def __post_init__(self) -> None:
@@ -38,6 +40,8 @@ class SimulateOptions:
             raise ValueError(f"prefix {self.prefix!r}: must be one of {', '.join(PREFIX)}")
         if self.num_blocks is not None and self.num_blocks < 2:
             raise ValueError(f"num_blocks {self.num_blocks}: must be at least 2")
+        if self.num_blocks is not None and self.kv_bytes is not None:
+            raise ValueError("kv_bytes and num_blocks: give one of them")
 
     def limits(self, max_position: int | None) -> Limits:
         """The scheduler's limits for a model of that length (None: unbounded).
@@ -63,6 +67,8 @@ def simulate_options(given: dict[str, Any]) -> tuple[SimulateOptions, dict[str, 
     for name in ("max_batched_tokens", "max_model_len"):
         if name in own:
             own[name] = parse_tokens(own[name], name)
+    if "kv_bytes" in own:
+        own["kv_bytes"] = parse_bytes(own["kv_bytes"], "kv_bytes")
     for name in ("max_num_seqs", "num_blocks"):
         if name in own:
             own[name] = int(own[name])

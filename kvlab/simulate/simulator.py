@@ -99,7 +99,7 @@ class Simulator:
         self.num_blocks = self._size_pool()
         self.cache = self._manager()
         # a million of these, and nobody asks
-        self.events = EventLog(64, only_counted=("chunk", "token"))
+        self.events = EventLog(64, only_counted=("chunk", "token", "evict"))
         self.events.subscribe(self._hear)
         self.scheduler = Scheduler(self.cache, self.limits, self.events)
         self.counts = dict.fromkeys(
@@ -204,8 +204,10 @@ class Simulator:
             raise ValueError("pools 'per_kind': must be unified or sectors where layers are of several kinds")
         if self.options.num_blocks:
             return (self.options.num_blocks,)
-        memory, unit = self.plan.memory, self.layout.unit_bytes[0]
-        blocks = memory.free_bytes // unit
+        memory, unit, own = self.plan.memory, self.layout.unit_bytes[0], self.options.kv_bytes
+        blocks = (memory.free_bytes if own is None else own) // unit
+        if blocks < 2 and own is not None:
+            raise ValueError(f"kv_bytes {own}: must hold 2 pages of {human_bytes(unit)}")
         if blocks < 2:
             raise ValueError(
                 f"gpu {self.plan.options.gpu}: weights take {human_bytes(memory.weights_bytes)} of "
@@ -225,7 +227,7 @@ class Simulator:
             "kind": self.trace.kind,
             "skipped_rows": dict(self.trace.skipped),
             "model": self.plan.model.name,
-            "gpu": o.gpu,
+            "gpu": clock.machine.name or o.gpu,
             "tp": o.tp,
             "weight_dtype": o.weight_dtype,
             "kv_dtype": o.kv_dtype,
@@ -279,7 +281,7 @@ def simulate(trace: Trace, model: str, progress: Progress | None = None, **optio
     return Simulator(trace, simulated_plan(model, own, of_plan), own).run(progress)
 
 
-def simulated_plan(model: str, own: SimulateOptions, of_plan: dict[str, Any]) -> Plan:
+def simulated_plan(model: str | dict[str, Any], own: SimulateOptions, of_plan: dict[str, Any]) -> Plan:
     """The plan of a simulation: pages of 64 tokens unless a size is named or the model needs another.
 
     A quarter of the pages of 16 to keep books of; traces share prefixes in blocks that 64 divides.
