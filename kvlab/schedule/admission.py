@@ -63,7 +63,7 @@ class Admission:
                 scheduler.cache.stand(request)
             scheduler.emit(now, "swap_in", request, f"{num_bytes} bytes", request.num_computed, pages)
             return
-        if tiers and self._load(now, request, self._tokens(hit)):
+        if tiers and self._load(now, request, hit):
             return
         if hit:
             taken = scheduler.cache.allocate(name, hit.tokens, hit=hit)
@@ -72,19 +72,23 @@ class Admission:
             if hit.tokens:
                 scheduler.emit(now, "hit", request, "in the pool", hit.tokens)
 
-    def _load(self, now: float, request: Request, above: int) -> bool:
-        """Whether a lower tier has more of the request than `above` tokens, and these are on their way."""
+    def _load(self, now: float, request: Request, hit: Any) -> bool:
+        """Whether a lower tier has more of the request than the pool, and that is on its way."""
         scheduler, tiers = self.scheduler, self.scheduler.tiers
-        found = tiers.find(request, above)
+        found = tiers.find(request, self._tokens(hit))
         while tiers.finder.lost:
             scheduler.emit(now, "lost", request, tiers.finder.lost.pop())
         # the request is counted among the running ones by now
-        if found and not scheduler.cache.has_room(len(request.tokens), spare=len(scheduler.running) - 1):
+        known = {"hit": hit} if found and found.start else {}
+        if found and not scheduler.cache.has_room(len(request.tokens), spare=len(scheduler.running) - 1, **known):
             tiers.release(found)
             return False
         if found:
-            tiers.load(request.request_id, found)
-            scheduler.cache.stand(request)
+            tiers.load(request.request_id, found, hit)
+            if found.start:
+                scheduler.emit(now, "hit", request, "in the pool", found.start)
+            else:
+                scheduler.cache.stand(request)
             request.num_computed = found.tokens
             for source, (tokens, entries) in found.sources.items():
                 reason = f"{source}: {tiers.bytes_in(entries)} bytes"

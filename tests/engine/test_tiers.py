@@ -6,6 +6,7 @@ import pytest
 import torch
 from kinds import kind
 
+from kvlab.cache.prefix import PrefixOptions
 from kvlab.engine import Engine, SamplingParams
 from kvlab.engine.tiers import TierOptions, fingerprint, swap_costs
 from kvlab.plan.policies import default_block_size
@@ -170,6 +171,36 @@ def test_prefixes_pushed_out_of_host_memory_are_read_from_disk(tmp_path):
     assert len(engine.tiers.saved) == 7
     assert run(engine, first) == (model.tokens(first, GREEDY), 16)
     assert {e.reason for e in engine.events.of("evict")} == {"host: lru, its place was needed; on disk still"}
+
+
+@pytest.mark.parametrize("design", ["hash", "radix"])
+@pytest.mark.parametrize("name", ["full", "latent"])
+def test_only_what_the_pool_has_not_is_moved(name, design):
+    model = kind(name)
+    engine = engine_of(model, tiers=TierOptions(HOST), prefix=PrefixOptions(design), page_seed=3)
+    prompt = prompt_of(model, 30)
+    output, _ = run(engine, prompt)
+    moved, start = [], engine.tiers.copier.start
+
+    def counted(moves, down):
+        if not down:
+            moved.append(len(moves))
+        return start(moves, down)
+
+    engine.tiers.copier.start = counted
+    saved = engine.tiers.saved
+    for gone in (3, 4):
+        # the end of a sequence goes first: 32 tokens are known, the pool keeps 20 of them, then 16
+        engine.cache.prefix.evict(0, engine.cache.unit_pools[0].num_idle - 8 + gone)
+        # what the pool has the tier need not have
+        saved.drop(next(iter(saved._entries)))
+        longer = [*prompt, *output[:2], gone, 3]
+        assert run(engine, longer) == (model.tokens(longer, GREEDY), 4 * gone)
+        assert [e.tokens for e in engine.events.of("hit")][-1] == 32 - 4 * gone
+        assert moved.pop() == gone == engine.events.of("load")[-1].pages and not moved
+    # what was brought back is found in the pool from now on, by everybody
+    assert run(engine, longer[:33]) == (model.tokens(longer[:33], GREEDY), 0)
+    assert engine.events.of("hit")[-1].tokens == 32 and engine.cache.pins.last_holds == 0
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])

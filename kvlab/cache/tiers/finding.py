@@ -39,15 +39,17 @@ class Found:
     """Saved tokens: what a request holds of them, and for each of its pages the entry with its bytes.
 
     `sources`: by "host" and "disk", the tokens that were found there, and their entries.
+    `start`: the tokens before those that were found. The request has them from the pool.
     """
 
     holdings: Snapshot
     entries: list[Entry]
     sources: dict[str, tuple[int, list[Entry]]]
+    start: int = 0
 
     @property
     def tokens(self) -> int:
-        """How many."""
+        """How many, those before the found ones included."""
         return self.holdings.computed
 
 
@@ -162,10 +164,12 @@ class Finder:
 
     def _find_pages(self, request, limit: int, above: int) -> Found | None:
         unit = self._unit
+        # what the pool has is not moved
+        tokens = start = above // unit * unit
         digests = self._digests(request, self._page_ends(limit // unit * unit))
         entries: list[list[Entry]] = [[] for _ in self.cache.groups]
-        tokens, sources = 0, {}  # by tier: tokens of each unit, entries
-        for end in range(unit, limit + 1, unit):
+        sources: dict[str, tuple[list[int], list[Entry]]] = {}  # by tier: tokens of each unit, entries
+        for end in range(start + unit, limit + 1, unit):
             before = self.saved.reads
             taken = self._fetch_unit(digests, end)
             if taken is None:
@@ -180,9 +184,10 @@ class Finder:
         if tokens <= above:
             self.saved.unpin(found)
             return None
-        counts = [tokens // group.block_size for group in self.cache.groups]
+        sizes = [group.block_size for group in self.cache.groups]
         where = {source: (sum(counted), own) for source, (counted, own) in sources.items()}
-        return Found(Snapshot(tokens, tuple((n, tuple(range(n))) for n in counts)), found, where)
+        tables = tuple((tokens // size, tuple(range(start // size, tokens // size))) for size in sizes)
+        return Found(Snapshot(tokens, tables), found, where, start)
 
     def _source(self, reads: int) -> str:
         """Where pages came from that were fetched since so many had been read from disk."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from kvlab.cache.manager import KVCacheManager
 from kvlab.cache.pins import Page
+from kvlab.cache.prefix import Hit
 from kvlab.cache.tiers.finding import Finder, Found
 from kvlab.cache.tiers.saved import Disk, Entry, SavedPages
 from kvlab.cache.tiers.slots import HostSlots
@@ -217,7 +218,9 @@ class Tiers:
         return self.finder.expel(request)
 
     def find(self, request, above: int = 0) -> Found | None:
-        """Saved tokens that the request begins with, all in host memory and pinned there; None when at most `above`."""
+        """Saved tokens of the request's beginning, all in host memory and pinned there; None when the pool's `above`
+        tokens are as many. Where pages are saved one by one, those of the first `above` tokens are left where they are.
+        """
         return self.finder.find(request, above)
 
     def release(self, found: Found) -> None:
@@ -228,8 +231,17 @@ class Tiers:
         """Bytes of saved pages."""
         return sum(self.slots.page_bytes[entry.group] for entry in entries)
 
-    def load(self, request_id: str, found: Found) -> None:
-        """Sends what was found on its way into the pool, where the request holds new pages for it."""
-        pages = restore(self.cache, request_id, found.holdings)
+    def load(self, request_id: str, found: Found, hit: Hit | None = None) -> None:
+        """Sends what was found on its way into the pool, where the request holds new pages for it, behind those of its
+        `hit` where it was looked for behind them."""
+        pages = self._behind(request_id, found, hit) if found.start else restore(self.cache, request_id, found.holdings)
         moves = [(g, page, entry.slot) for (g, page), entry in zip(pages, found.entries, strict=True)]
         self._fly(moves, Flight(None, False, request_id, landed=lambda: self.saved.unpin(found.entries)))
+
+    def _behind(self, request_id: str, found: Found, hit: Hit | None) -> list[Page]:
+        assert hit and hit.tokens == found.start, f"request {request_id}: looked up behind another hit"
+        taken = self.cache.allocate(request_id, found.tokens, hit=hit)
+        assert taken, f"request {request_id} was admitted without room for what was found"
+        self.cache.computed[request_id] = found.tokens
+        tables = self.cache.tables[request_id]
+        return [(g, tables[g][i]) for g, (_, held) in enumerate(found.holdings.tables) for i in held]
