@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from typing import Any
 
 TRACE = """\
@@ -13,6 +14,7 @@ Files are told apart by their first line:
   Mooncake, Bailian  JSON lines: timestamp, input_length, output_length, hash_ids
   Azure              CSV: TIMESTAMP, ContextTokens, GeneratedTokens
   BurstGPT           CSV: Timestamp, Request tokens, Response tokens
+  ShareGPT           JSON: conversations of turns; a tokenizer counts each first question and answer; give --rate
   lengths            CSV: num_prefill_tokens, num_decode_tokens; arrived_at if there, else give --rate
 """
 
@@ -20,6 +22,9 @@ Files are told apart by their first line:
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that pick and change a trace, and the objective of goodput."""
     load = parser.add_argument_group("load")
+    load.add_argument(
+        "--tokenizer", metavar="MODEL", help="that counts ShareGPT's texts (default: the default model's)"
+    )
     load.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
     load.add_argument("--speed", type=float, default=1.0, metavar="X", help="divide all gaps between arrivals by X")
     load.add_argument("--rate", type=float, metavar="R", help="arrivals per second instead of the trace's own")
@@ -44,7 +49,12 @@ def load_of(args: argparse.Namespace) -> tuple[Any, Any]:
     from kvlab.simulate.synthetic import arrivals
     from kvlab.specs.units import parse_tokens
 
-    trace = synthetic(parse_recipe(args.trace)) if args.trace.startswith("random:") else read_trace(args.trace)
+    if args.trace.startswith("random:"):
+        trace = synthetic(parse_recipe(args.trace))
+    else:
+        trace = read_trace(args.trace, count=_Counting(args.tokenizer), limit=args.limit)
+    if args.tokenizer is not None and trace.kind != "sharegpt":
+        raise ValueError(f"--tokenizer: counts ShareGPT's texts, and {trace.name} is {trace.kind}")
     if args.limit is not None:
         trace = trace.head(args.limit)
     if args.clip is not None:
@@ -61,6 +71,29 @@ def load_of(args: argparse.Namespace) -> tuple[Any, Any]:
         if not 0 < getattr(args, name) < float("inf"):
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be a positive number of seconds")
     return trace.faster(args.speed), Objective(args.slo_ttft, args.slo_tpot)
+
+
+class _Counting:
+    """Tokens of a text; the tokenizer is read, and named on stderr, when the first is counted."""
+
+    def __init__(self, model: str | None) -> None:
+        self._model, self._tokenizer = model, None
+
+    def __call__(self, text: str) -> int:
+        if self._tokenizer is None:
+            self._tokenizer = self._read()
+        return len(self._tokenizer.encode(text, special=False))
+
+    def _read(self) -> Any:
+        from kvlab.models.load import locate
+        from kvlab.models.tokenizer import Tokenizer
+
+        name, directory, _ = locate(self._model)
+        tokenizer = Tokenizer.from_directory(directory)
+        if tokenizer is None:
+            raise ValueError(f"--tokenizer {self._model}: the model has no tokenizer")
+        print(f"kvlab: texts are counted with the tokenizer of {name}", file=sys.stderr)
+        return tokenizer
 
 
 def print_summary(result: dict[str, Any]) -> None:

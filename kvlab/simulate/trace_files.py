@@ -4,6 +4,7 @@ mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids (51
 bailian    JSON lines: timestamp (s), input_length, output_length, hash_ids (16 tokens a block), chat_id
 azure      CSV: TIMESTAMP (clock), ContextTokens, GeneratedTokens
 burstgpt   CSV: Timestamp (s), Request tokens, Response tokens; rows without a response are left out
+sharegpt   JSON array of conversations, or one a line (`kvlab.simulate.conversations`); a tokenizer counts their lengths
 lengths    CSV: num_prefill_tokens, num_decode_tokens (vidur, Sarathi on ShareGPT); arrived_at (s) where it is there
 """
 
@@ -18,11 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvlab.simulate.conversations import Conversations, Count
 from kvlab.simulate.traces import LONGEST, Trace, TraceRequest
 
 
-def read_trace(path: str | Path, kind: str = "") -> Trace:
+def read_trace(path: str | Path, kind: str = "", count: Count | None = None, limit: int | None = None) -> Trace:
     """The trace in the file at `path`, its kind recognised unless it is given.
+
+    Args:
+        count: tokens of a text, for files that hold texts.
+        limit: requests to read of such a file: counting takes a while.
 
     Raises:
         ValueError: names the file, the row and the rule it breaks.
@@ -30,19 +36,21 @@ def read_trace(path: str | Path, kind: str = "") -> Trace:
     """
     with open(path, encoding="utf-8-sig", newline="") as lines:
         try:
-            return parse_trace(lines, str(path), kind)
+            return parse_trace(lines, str(path), kind, count, limit)
         except UnicodeDecodeError:
             raise ValueError(f"{path}: is no text in UTF-8, so it is no trace") from None
 
 
-def parse_trace(lines: Iterable[str], name: str = "trace", kind: str = "") -> Trace:
+def parse_trace(
+    lines: Iterable[str], name: str = "trace", kind: str = "", count: Count | None = None, limit: int | None = None
+) -> Trace:
     """The trace written in `lines`: see `read_trace`."""
     rows = iter(lines)
     first = next((line for line in rows if line.strip()), "")
     kind = kind or _recognised(first, name)
     if kind not in READERS:
         raise ValueError(f"{name}: kind {kind!r} must be one of {', '.join(READERS)}")
-    reader = READERS[kind]
+    reader = Conversations(count) if kind == "sharegpt" else READERS[kind]
     found, skipped = [], {}
     for number, row in reader.rows(first, rows, name):
         reason = reader.skip(row)
@@ -54,9 +62,11 @@ def parse_trace(lines: Iterable[str], name: str = "trace", kind: str = "") -> Tr
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{name}, row {number}: {_rule(error)}") from None
         _check(found[-1], reader.block_tokens, f"{name}, row {number}")
+        if kind == "sharegpt" and len(found) == limit:
+            break
     if not found:
         raise ValueError(f"{name}: holds no request")
-    timed = kind != "lengths" or any(r.arrival_s for r in found)
+    timed = kind not in ("lengths", "sharegpt") or any(r.arrival_s for r in found)
     found.sort(key=lambda r: r.arrival_s)
     start = found[0].arrival_s
     requests = tuple(replace(r, arrival_s=round(r.arrival_s - start, 7)) for r in found)
@@ -65,6 +75,8 @@ def parse_trace(lines: Iterable[str], name: str = "trace", kind: str = "") -> Tr
 
 def _recognised(first: str, name: str) -> str:
     start = first.lstrip()
+    if start.startswith("[") or (start.startswith("{") and '"conversations"' in start):
+        return "sharegpt"
     if start.startswith("{"):
         return "bailian" if '"chat_id"' in start else "mooncake"
     heads = {"ContextTokens": "azure", "Request tokens": "burstgpt", "num_prefill_tokens": "lengths"}
@@ -202,10 +214,11 @@ def _clock(text: str) -> float:
     return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp()
 
 
-READERS: dict[str, JsonLines | Table] = {
+READERS: dict[str, JsonLines | Table | Conversations] = {
     "mooncake": JsonLines(512, 1e-3),
     "bailian": JsonLines(16, 1.0),
     "azure": Table("ContextTokens", "GeneratedTokens", "TIMESTAMP", clock=True),
     "burstgpt": Table("Request tokens", "Response tokens", "Timestamp"),
+    "sharegpt": Conversations(),
     "lengths": Table("num_prefill_tokens", "num_decode_tokens", "arrived_at", timed=False),
 }

@@ -13,6 +13,7 @@ CSV = "num_prefill_tokens,num_decode_tokens\n"
 FILES = {
     "binary": bytes(range(256)), "empty": b"", "nul.csv": CSV.encode() + b"1,\x002\n", "list.json": b"[1, 2]",
     "wide.csv": f'{CSV}1,"{"2" * 200_000}"\n'.encode(), "deep.jsonl": b'{"a":' + b"[" * 100_000,
+    "deep.json": b"[" * 100_000,
     "endless.jsonl": b'{"timestamp": 0, "input_length": 1e15, "output_length": 1}',
     "infinite.jsonl": b'{"timestamp": 0, "input_length": 1e999, "output_length": 1}',
 }  # fmt: skip
@@ -21,13 +22,17 @@ FILES = {
 TRACES = {
     "{folder}": "{folder}: Is a directory", "{folder}/none": "No such file", "{folder}/binary": "is no text in UTF-8",
     "{folder}/empty": "row 1: neither a JSON object", "{folder}/nul.csv": "row 2: ", "{folder}/wide.csv": "not CSV",
-    "{folder}/deep.jsonl": "nested too deep", "{folder}/endless.jsonl": "must be from 1 to 16,777,216",
+    "{folder}/deep.jsonl": "nested too deep", "{folder}/deep.json": "nested too deep",
+    "{folder}/endless.jsonl": "must be from 1 to 16,777,216",
     "{folder}/infinite.jsonl": "must be a whole number", "random:n=x": "must be a whole number",
+    "{folder}/list.json": "row 1: must be an object with a list of conversations",
     "random:rate=x": "must be a number", "random:what=1": "must be one of n, rate",
 }  # fmt: skip
 LOADS = {
     "--limit 0": "limit 0", "--limit x": "--limit", "--speed 0": "speed 0.0", "--rate nan": "rate nan",
     "--burstiness 0.5": "--burstiness: is of --rate", "--rate 1 --burstiness 0": "burstiness 0.0", "--clip x": "--clip 'x'",
+    
+    "--tokenizer x": "--tokenizer: counts ShareGPT's texts",
     "--clip 1": "clip 1", "--seed x": "--seed", "--slo-tpot 0": "--slo-tpot 0.0", "--what": "--what",
 }  # fmt: skip
 ENGINE = {

@@ -7,6 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from kvlab.cli import main
 from kvlab.cli.load_report import print_summary
@@ -82,6 +85,30 @@ def test_what_is_of_a_gpu_is_refused_where_this_machine_is_measured(capsys, cali
     assert main(["simulate", TRACE, "--calibrate", *words.split()]) == 2
     said = capsys.readouterr()
     assert said.err == f"kvlab: {words.split()[0]}: is not taken with --calibrate, which measures this machine\n"
+
+
+def test_sharegpts_own_file_is_counted_with_the_models_tokenizer(capsys, tmp_path):
+    backend = Tokenizer(WordLevel({"w": 0, "?": 1}, unk_token="?"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    turns = [{"from": "human", "value": "one two three"}, {"from": "gpt", "value": "four five"}]
+    (tmp_path / "sharegpt.json").write_text(json.dumps([{"id": "a", "conversations": turns}] * 3, indent=1))
+    trace = [
+        "simulate",
+        str(tmp_path / "sharegpt.json"),
+        "--tokenizer",
+        str(tmp_path),
+        "--rate",
+        "2",
+        "--limit",
+        "2",
+        "--json",
+    ]
+    assert main(trace) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert (found["requests"], found["prompt_tokens"], found["output_tokens"]) == (2, 6, 4)
+    assert told.err == f"kvlab: texts are counted with the tokenizer of {tmp_path.name}\n"
 
 
 def test_without_a_trace_the_rates_and_the_clocks_error_are_told(capsys, monkeypatch):

@@ -97,7 +97,9 @@ def test_bad_row_is_told_with_file_row_and_rule(text, error):
 
 
 def test_unknown_kind_lists_the_known_ones():
-    with pytest.raises(ValueError, match="t: kind 'csv' must be one of mooncake, bailian, azure, burstgpt, lengths"):
+    with pytest.raises(
+        ValueError, match="t: kind 'csv' must be one of mooncake, bailian, azure, burstgpt, sharegpt, lengths"
+    ):
         parse_trace(lines(AZURE), "t", "csv")
 
 
