@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ CPU_BYTES = 640 * 2**20  # what two cores fill and read often enough in that tim
 CPU_OPERATIONS = 2e10  # of one step
 GPU_OPERATIONS = 1e14
 
+_compiling = threading.Lock()
 Tell = Callable[[str], None]
 
 
@@ -205,7 +207,7 @@ def decode(engine: Engine, deadline: float, tell: Tell, cancelled: Callable[[], 
     At most STEPS - 1 steps, and after the first none that begins later than `deadline` (of `time.perf_counter`).
     """
     tell("first step, which compiles what this shape needs")
-    engine.step()
+    first_step(engine, cancelled)
     seconds: list[float] = []
     while len(seconds) < STEPS - 1 and (not seconds or time.perf_counter() < deadline):
         _stop_if(cancelled)
@@ -215,6 +217,29 @@ def decode(engine: Engine, deadline: float, tell: Tell, cancelled: Callable[[], 
         seconds.append(time.perf_counter() - start)
         assert outputs and all(o.finish_reason != "error" for o in outputs), "random weights gave no finite logits"
     return seconds
+
+
+def first_step(engine: Engine, cancelled: Callable[[], bool]) -> None:
+    """One step in a thread of its own: compiling cannot be interrupted, waiting for it can.
+
+    What is compiled after a cancel is kept for the next measurement, whose first step waits for it.
+    """
+    failed: list[BaseException] = []
+
+    def step() -> None:
+        with _compiling:
+            try:
+                engine.step()
+            except BaseException as error:  # raised below, in the thread that waits
+                failed.append(error)
+
+    thread = threading.Thread(target=step, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        _stop_if(cancelled)
+        thread.join(0.05)
+    if failed:
+        raise failed[0]
 
 
 def device_rates(device: torch.device, dtype: torch.dtype) -> Rates:

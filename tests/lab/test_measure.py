@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -76,6 +78,24 @@ def test_packed_formats_are_measured_too(monkeypatch: pytest.MonkeyPatch, attent
     shape = {**TINY, "layers": 1, "attention": attention, "latent_dim": 24, "rope_dim": 8, "kv_dtype": kv_dtype}
     found = measure(shape)
     assert found["measured"]["kv_bytes"] == found["predicted"]["kv_bytes"] > 0
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_first_step_that_compiles_for_long_can_be_left(monkeypatch: pytest.MonkeyPatch, enough: bool) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def compiles(engine) -> None:
+        begun.set()
+        ended.wait(60)
+        raise ArithmeticError("the step failed")
+
+    monkeypatch.setattr(module.Engine, "step", compiles)
+    if not enough:  # nobody cancels: what the step raises is raised
+        ended.set()
+    with pytest.raises(CancelledError if enough else ArithmeticError):
+        measure(TINY, cancelled=lambda: enough and begun.is_set())
+    assert begun.is_set() and ended.is_set() != enough
+    ended.set()
 
 
 def test_it_stops_when_asked() -> None:
