@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -53,10 +54,10 @@ class Service:
         places = self.engine.limits.max_num_seqs + self.limits.max_waiting
         if count > (most := min(self.limits.max_choices, places)):
             message = f"{count} completions in one call: must be at most {most}"
-            raise Rejection(413, message, "too_many_choices", "n")
-        if count > places - self.loop.num_live:
-            self.metrics.reject("capacity")
-            raise Rejection(429, f"{self.loop.num_live} requests run or wait: the queue is full", "queue_full")
+            raise self._turned_away("too_many_choices", Rejection(413, message, "too_many_choices", "n"))
+        if (live := self.loop.num_live) > places - count:
+            full = Rejection(429, f"{live} requests run or wait: the queue is full", "queue_full")
+            raise self._turned_away("capacity", full)
         extra = {"priority": call.priority, "salt": call.cache_salt}
         found = []
         for prompt in prompts:
@@ -71,8 +72,14 @@ class Service:
         except ValueError as error:
             raise invalid(str(error), "prompt") from None
         if reason := self.engine.scheduler.refusal(count, count + 1):
-            raise too_long(reason) if count else invalid(reason, "prompt")
+            raise self._turned_away("too_long", too_long(reason)) if count else invalid(reason, "prompt")
         return self.longest - count
+
+    def _turned_away(self, reason: str, why: Rejection) -> Rejection:
+        """`why`, counted: a call that would have been answered by a larger or an idle server. What the engine itself
+        refuses is counted by its event."""
+        self.metrics.reject(reason)
+        return why
 
     async def ids(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a prompt; a long text is cut in a thread of its own."""
@@ -99,7 +106,7 @@ class Service:
         """The answer, whole or as a stream; a client that leaves ends its requests."""
         jobs = self.jobs(call, prompts)
         if not self.loop.alive:
-            raise Rejection(503, "the engine has stopped", "stopped")
+            raise self._turned_away("stopped", Rejection(503, "the engine has stopped", "stopped"))
         flow = self.loop.submit(jobs)
         try:
             await flow.accepted()
@@ -165,7 +172,8 @@ def create_app(engine: Engine, limits: ServerLimits | None = None, name: str = "
 
     app = FastAPI(title="kvlab", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
-    app.add_middleware(BodyLimit, max_bytes=service.limits.max_body_bytes)
+    refused = partial(service.metrics.reject, "body_too_large")
+    app.add_middleware(BodyLimit, max_bytes=service.limits.max_body_bytes, refused=refused)
     _add_errors(app)
     _add_routes(app, service)
     return app

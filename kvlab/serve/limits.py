@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +67,14 @@ def invalid(message: str, param: str | None = None) -> Rejection:
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to bodies over a limit, whatever their Content-Length says."""
+    """ASGI middleware that answers 413 to bodies over a limit, whatever their Content-Length says.
 
-    def __init__(self, app: Any, max_bytes: int) -> None:
-        self.app, self.max_bytes = app, max_bytes
+    Args:
+        refused: called for each.
+    """
+
+    def __init__(self, app: Any, max_bytes: int, refused: Callable[[], object] = lambda: None) -> None:
+        self.app, self.max_bytes, self._refused = app, max_bytes, refused
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
         """Counts what is received; the application never holds more than the limit."""
@@ -101,6 +105,7 @@ class BodyLimit:
             await self._refuse(send)
 
     async def _refuse(self, send: Any) -> None:
+        self._refused()
         error = Rejection(413, f"body: must be at most {self.max_bytes} bytes", "body_too_large")
         body = json.dumps(error.body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +18,7 @@ import speaking
 from test_cli_serve import directory, environment  # noqa: F401
 
 from kvlab.engine.sizing import longest_sequence
+from kvlab.lab.scrape import scrape
 from kvlab.serve.limits import ServerLimits
 from kvlab.serve.server import ServerThread
 
@@ -51,8 +53,15 @@ CALLS = [
     ("POST", CHAT, JSON, '{"messages": []}', 400, "messages: must hold at least one message"),
     ("POST", CHAT, JSON, '{"messages": [{"role": "user", "content": 5}]}', 400, "messages"),
     ("POST", CHAT, JSON, '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "messages"),
+    ("POST", COMPLETIONS, JSON, json.dumps({"prompt": [5] * 300}), 413, "prompt of 300 tokens"),
+    ("POST", COMPLETIONS, JSON, json.dumps({"prompt": [5] * 80, "n": 2}), 413, "request can never fit"),
+    ("POST", COMPLETIONS, JSON, json.dumps({"prompt": [5], "max_tokens": 99, "n": 2}), 413, "request can never fit"),
     ("POST", COMPLETIONS, JSON, " " * 30_000, 413, "body: must be at most 20000 bytes"),
+    ("POST", COMPLETIONS, JSON, [b" " * 9000] * 3, 413, "body: must be at most 20000 bytes"),
 ]
+REASONS = {"completions in one call": "too_many_choices", "prompt of": "too_long", "can never fit": "too_long",
+           "body: must be at most": "body_too_large"}  # fmt: skip
+"""How what is turned away is counted, by what the client is told."""
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +79,21 @@ def send(server, method: str, path: str, kind: str | None, body) -> tuple[int, b
     return answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
 
 
+def turned_away(server) -> Counter[str]:
+    return Counter(scrape(server.url).values("vllm:admission_rejections_total", "reason"))
+
+
 @pytest.mark.parametrize(("method", "path", "kind", "body", "status", "says"), CALLS)
 def test_every_error_has_openais_shape(server, method, path, kind, body, status, says):
+    before = turned_away(server)
     found, raw, headers = send(server, method, path, kind, body)
     assert (found, headers["content-type"]) == (status, JSON)
     error = json.loads(raw)["error"]
     assert set(error) == {"message", "type", "param", "code"} and says in error["message"]
     assert ("allow" in headers) == (status == 405)
+    # what was well said and too much is counted with its reason, what was wrong is not
+    counted = [reason for told, reason in REASONS.items() if status == 413 and told in says]
+    assert turned_away(server) - before == Counter(counted) and len(counted) == (status == 413)
     # and the server goes on
     assert send(server, "POST", COMPLETIONS, JSON, GOOD + "}")[0] == 200
 
