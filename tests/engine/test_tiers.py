@@ -11,6 +11,7 @@ from kvlab.engine import Engine, SamplingParams
 from kvlab.engine.tiers import TierOptions, fingerprint, swap_costs
 from kvlab.plan.policies import default_block_size
 from kvlab.schedule import SchedulingPolicy
+from kvlab.specs.formats import FORMATS
 
 GREEDY = SamplingParams(6, ignore_eos=True)
 SWAP = SchedulingPolicy(preempt="swap")
@@ -47,15 +48,19 @@ def page_bytes(engine, request_id):
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Operations in torch: these tests are about moving pages, whatever computes on them, and compile no kernel."""
+    """Operations in torch: these tests are about moving pages, whatever computes on them, and compile no kernel. Groups
+    of tokens are small, so that some are closed within a short prompt."""
     monkeypatch.setenv("KVLAB_OPS", "torch")
+    small = replace(FORMATS["kivi2"], group_tokens=4, recent=6, group_values=4)
+    monkeypatch.setitem(FORMATS, "kivi2", small)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp16", "fp8_e4m3", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp16", "fp8_e4m3", "int8", "int4", "nvfp4", "kivi2"])
 def test_a_swapped_sequence_comes_back_bit_for_bit(tiny, plain, kv_dtype):
     model = tiny("both").model(torch.float32)
     engine = engine_of(model, kv_dtype=kv_dtype, scheduling=SWAP, tiers=TierOptions(HOST))
-    name = engine.add_request([(3 * i) % 50 for i in range(17)], SamplingParams(9, ignore_eos=True))
+    prompt, params = [(3 * i) % 50 for i in range(17)], SamplingParams(9, ignore_eos=True)
+    name = engine.add_request(prompt, params)
     other = engine.add_request([5] * 9, SamplingParams(20, ignore_eos=True))
     for _ in range(3):
         engine.step()
@@ -65,16 +70,17 @@ def test_a_swapped_sequence_comes_back_bit_for_bit(tiny, plain, kv_dtype):
     [event] = engine.events.of("swap_out")
     assert (event.request_id, event.tokens, event.pages) == (name, 19, len(before))
     # other pages than before, other bytes in between
-    engine.storage.fill(7, 0, list(engine.cache.pools[0].free_blocks()))
+    for g, pool in enumerate(engine.cache.pools):
+        engine.storage.fill(7, g, list(pool.free_blocks()))
     seen = []
     engine.events.subscribe(lambda e: e.kind == "swap_in" and seen.extend(page_bytes(engine, name)))
     engine.step()
     assert len(seen) == len(before) and all(map(torch.equal, seen, before))
     assert engine.events.of("preempt")[0].tokens == 0, "no work was lost"
+    request = engine.requests[name]
     while engine.scheduler.has_work:
         engine.step()
-    alone = engine_of(model, kv_dtype=kv_dtype)
-    assert run(alone, [(3 * i) % 50 for i in range(17)], SamplingParams(9, ignore_eos=True))[1] == 0
+    assert request.output == run(engine_of(model, kv_dtype=kv_dtype), prompt, params)[0]
     assert other not in engine.requests
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from pretend import LateCopier, Memory
 
-from kvlab.cache import KVCacheManager
+from kvlab.cache import KVCacheManager, PrefixOptions
 from kvlab.cache.tiers import HostSlots, Tiers
 from kvlab.plan.reserve import in_flight_reserve
 from kvlab.schedule import EventLog, Limits, Request, SamplingParams, Scheduler, SchedulingPolicy
@@ -24,10 +24,11 @@ SWAP = SchedulingPolicy(preempt="swap")
 class Rig:
     """A scheduler over pretended pages; copies happen when the test says so."""
 
-    def __init__(self, *, blocks=11, block_size=4, budget=64, longest=400, policy=SWAP, host_pages=50, saves=False):
+    def __init__(self, *, blocks=11, block_size=4, budget=64, longest=400, policy=SWAP, host_pages=50, saves=False,
+                 prefix=None):  # fmt: skip
         spec = ModelSpec("tiny", "llama", (LayerSpec(0, (FULL,)),), 32, 4, 100)
         groups = group_parts(spec, block_size)
-        self.cache = KVCacheManager(groups, [blocks], min(budget, longest))
+        self.cache = KVCacheManager(groups, [blocks], min(budget, longest), prefix=prefix)
         self.memory = Memory(self.cache)
         self.copier = LateCopier(self.memory, random.Random(0))
         slots = HostSlots(self.cache.layout, host_pages * self.cache.layout.page_bytes(0))
@@ -53,6 +54,44 @@ class Rig:
         """Every copy under way happens now."""
         for ticket, _, _ in list(self.copier.under_way):
             self.copier.run(ticket)
+
+
+@pytest.mark.parametrize("prefix", [None, "hash", "radix"])
+@pytest.mark.parametrize("order", sorted(set(itertools.permutations("aabb"))), ids="".join)
+def test_20_two_copies_pin_one_page_in_every_order(order, prefix):
+    """vllm-ascend#15990: a corrupted free list after several connectors held a page that others hit meanwhile."""
+    rig = Rig(blocks=6, prefix=prefix and PrefixOptions(prefix))
+    cache, pool = rig.cache, rig.cache.pools[0]
+    last_pin = max(order.index("a"), order.index("b"))
+    for leaves in range(last_pin, 4):
+        holder = Request("holder", [leaves] * 9, SamplingParams())
+        cache.allocate("holder", 8, **({"hit": cache.match(holder)} if prefix else {}))
+        cache.advance("holder", 8)
+        page, pinned = (0, cache.tables["holder"][0][0]), set()
+        for i, reader in enumerate(order):
+            (cache.pins.unpin if reader in pinned else cache.pins.pin)([page])
+            pinned ^= {reader}
+            if i == leaves:
+                cache.free("holder")
+            if prefix and i >= leaves:
+                # whoever hits it meanwhile comes and goes
+                asking = Request(f"hit {i}", [leaves] * 9, SamplingParams())
+                hit = cache.match(asking)
+                assert cache.allocate(asking.request_id, 9, hit=hit) and hit.tokens == 8
+                assert pool.references[page[1]] == len(pinned) + 1
+                cache.free(asking.request_id)
+            cache.check_invariants()
+            free = list(pool.free_blocks())
+            idle = [block for _, block in cache.prefix.cached_pages()] if prefix else []
+            held = [b for b in range(1, 6) if pool.references[b]]
+            assert sorted(free + idle + held) == [1, 2, 3, 4, 5] and (len(free), len(idle)) == (
+                pool.num_free,
+                pool.num_idle,
+            )
+            assert (page[1] in held) == bool(pinned or i < leaves)
+        if prefix:
+            cache.prefix.clear()
+        assert sorted(pool.free_blocks()) == [1, 2, 3, 4, 5] and not list(cache.pins.pages())
 
 
 def test_22_a_saved_page_that_was_found_is_not_evicted_before_it_is_loaded():
