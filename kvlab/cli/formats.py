@@ -32,12 +32,13 @@ def run(args: argparse.Namespace) -> int:
     print(f"{model.name}, keys and values of a short text; errors relative to the rows' own size (root mean square).")
     print("bits per value: of a code, with scales, with the padding of a page of 32 tokens\n")
     head = f"{'format':<16} {'code':>4} {'scales':>7} {'page':>7} {'keys':>8} {'values':>8} {'outliers':>8}"
-    print(f"{head}  {'on the CPU':<10}")
+    print(f"{head}  {'on the CPU':<10}  on a GPU")
     for r in rows:
         error = " ".join(f"{x:>8.2%}" for x in (r.key, r.value, r.outlier))
-        print(f"{r.name:<16} {r.bits:>4} {r.row_bits:>7.2f} {r.page_bits:>7.2f} {error}  {r.cpu:<10}")
+        read = f"{r.cpu:<10}  {'gathered' if r.gpu else 'in place'}"
+        print(f"{r.name:<16} {r.bits:>4} {r.row_bits:>7.2f} {r.page_bits:>7.2f} {error}  {read}")
     print("\noutliers: error of the other values where one channel is 30 times as large")
-    print("on the CPU: a decode reads the pages in place, or gathers and decodes them with torch for every token")
+    print("on the CPU, on a GPU: a kernel reads the pages in place, or torch gathers and decodes them in each step")
     for r in rows:
-        print(f"  {r.name:<16} {r.note}")
+        print(f"  {r.name:<16} {r.note}" + (f"; gathered on a GPU: {r.gpu}" if r.gpu else ""))
     return 0

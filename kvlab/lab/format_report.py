@@ -10,6 +10,7 @@ import torch
 from kvlab.engine.kv_formats import key_turn
 from kvlab.lab.paged_run import keys_and_values
 from kvlab.models.load import LoadedModel
+from kvlab.ops.attention.coverage import fallback
 from kvlab.ops.grouped_views import Turn
 from kvlab.ops.views import page_views
 from kvlab.quant import round_trip
@@ -46,7 +47,8 @@ class FormatRow:
         key, value: error on the default model's keys and values, root mean square over that of the rows themselves;
             the mean over layers.
         outlier: error on the other values of rows in which one channel is 30 times as large, likewise.
-        note: what else it keeps. cpu: how the CPU path reads its pages, as `cpu_words`.
+        note: what else it keeps. cpu: how the CPU path reads its pages, as `cpu_words`. gpu: "" where
+            a Triton kernel reads them, else why torch gathers and decodes them first.
     """
 
     name: str
@@ -58,6 +60,7 @@ class FormatRow:
     outlier: float
     note: str
     cpu: str
+    gpu: str
 
 
 def stored_part(name: str, heads: int, head_dim: int) -> CacheSpec:
@@ -139,7 +142,8 @@ def _row(name: str, layers: Layers, back: Layers, outliers: torch.Tensor) -> For
     others, fmt = torch.arange(head_dim) != 5, get_format(name)
     outlier = relative_error(planted(head_dim=head_dim)[..., others], outliers[..., others])
     return FormatRow(
-        name, fmt.bits, *bits_per_value(name, heads, head_dim), key_error, value_error, outlier, fmt.about, cpu_words(name, head_dim)
+        name, fmt.bits, *bits_per_value(name, heads, head_dim), key_error, value_error, outlier, fmt.about, cpu_words(name, head_dim),
+        fallback(name, head_dim),
     )  # fmt: skip
 
 

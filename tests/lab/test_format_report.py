@@ -64,3 +64,4 @@ def test_fp8_has_a_row_for_each_way_to_share_a_scale_and_every_row_says_what_the
     }  # heads of 12 values: no whole words of int4
     assert {name for name, row in rows.items() if row.cpu == "in place"} == in_place
     assert {row.cpu for row in rows.values()} == {"in place", "gathered"}
+    assert {name for name, row in rows.items() if row.gpu} == {"int3_had", "kvquant3"}

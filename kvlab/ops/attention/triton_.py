@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
+from kvlab.ops.attention.coverage import PACKED, WHOLE, fallback
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.attention.triton_decode import paged_decode
 from kvlab.ops.attention.triton_merge import merge_launch
@@ -19,12 +20,6 @@ from kvlab.ops.views import PageViews
 
 SPLIT = 512  # tokens of a split: its partial result is then under 2% of what it reads
 
-# numbers per row of formats with a code per value: 0 none, 1 a factor, 2 a step and a smallest value
-WHOLE = {"fp32": 0, "bf16": 0, "fp16": 0, "fp8_e4m3": 0, "fp8_e5m2": 0, "fp8_e4m3_row": 1, "fp8_e5m2_row": 1,
-         "int8": 1, "int8_asym": 2}  # fmt: skip
-# 4-bit formats: (kind of the scales, values that share one; 0: the row)
-PACKED = {"int4": ("int4", 0), "int4_sym": ("int4", 0), "int4_had": ("int4", 0), "int4_g32": ("step", 32),
-          "nvfp4": ("e4m3", 16), "mxfp4": ("e8m0", 32)}  # fmt: skip
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -32,11 +27,8 @@ def supports(query: torch.Tensor, views: PageViews) -> bool:
     """Whether the kernels know the types and widths; the rest is `torch_`'s."""
     if query.dtype not in TYPES:
         return False
-    if views.format not in PACKED:
-        return views.format in WHOLE
-    shared, half = PACKED[views.format][1], views.key_dim // 2
-    whole = views.key_dim == views.value_dim and views.key_dim % 2 == 0
-    return whole and (not shared or (half % shared == 0 and half == power_of_2(half)))
+    known = views.format in WHOLE or views.format in PACKED
+    return known and not fallback(views.format, views.key_dim, views.value_dim)
 
 
 def paged_attention(
@@ -189,8 +181,12 @@ def whole_meta(query: torch.Tensor, views: PageViews, rules: Rules) -> dict:
 def packed_meta(query: torch.Tensor, views: PageViews, rules: Rules) -> dict:
     """Compile-time arguments over 4-bit codes."""
     kind, shared = PACKED[views.format]
-    half, row = query.shape[2] // 2, views.layout["k"].row_bytes
-    meta = {"D": half, "BLOCK_D": power_of_2(row, 16), "ROW": row, "KIND": kind, "SHARED": shared, "BLOCK_N": 64}
+    rows = [views.layout[name].row_bytes for name in ("k", "v")]
+    meta = {
+        "D": query.shape[2] // 2, "BLOCK_D": power_of_2(rows[0], 16), "ROW": rows[0],
+        "DV": views.value_dim // 2, "BLOCK_DV": power_of_2(rows[1], 16), "ROW_V": rows[1],
+        "KIND": kind, "SHARED": shared, "BLOCK_N": 64,
+    }  # fmt: skip
     return _rules_meta(query, views, rules) | meta
 
 
@@ -209,7 +205,7 @@ def page_args(query: torch.Tensor, views: PageViews, batch: AttentionBatch, rule
         x.view(torch.uint8) if x is not None and x.dtype.itemsize == 1 else x for x in (views.k_scale, views.v_scale)
     ]
     steps = (0, 0, 0) if scales[0] is None else scales[0].stride()[:3]
-    return {
+    args = {
         "p_q": query, "p_k": k, "p_v": v, "p_k_scale": scales[0], "p_v_scale": scales[1], "p_sink": rules.sinks,
         "p_alibi": rules.alibi, "p_table": batch.block_table, "p_len": batch.seq_lens,
         "scale": float(rules.scale), "softcap": float(rules.softcap),
@@ -218,6 +214,9 @@ def page_args(query: torch.Tensor, views: PageViews, batch: AttentionBatch, rule
         "s_scale_page": steps[0], "s_scale_head": steps[1], "s_scale_token": steps[2],
         "s_table": batch.block_table.stride(0),
     }  # fmt: skip
+    if views.format in PACKED:  # a value's scales are as many as its groups
+        args |= {"s_vs_head": scales[1].stride(1), "s_vs_token": scales[1].stride(2)}
+    return args
 
 
 def soft_fp8(views: PageViews) -> bool:

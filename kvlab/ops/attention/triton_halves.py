@@ -64,7 +64,17 @@ def halves(
     b_codes, p_meta, m_token, D: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """The two halves of rows, [N, D] each, decoded with a scale for every SHARED values."""
+    """The two halves of rows, [N, width of the tile] each, decoded with a scale for every SHARED values."""
+    if b_codes.shape[1] == D and D % SHARED == 0:
+        b_one, b_two = whole_groups(b_codes, p_meta, m_token, D, N, KIND, SHARED)
+    else:
+        b_one, b_two = cut_groups(b_codes, p_meta, m_token, D, KIND, SHARED)
+    return b_one.to(COMPUTE), b_two.to(COMPUTE)
+
+
+@triton.jit
+def whole_groups(b_codes, p_meta, m_token, D: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr):
+    """As `halves`, fp32, where a half is the tile's width and whole groups: each scale is loaded once."""
     COUNT: tl.constexpr = D // SHARED  # groups in a half
     o_group = tl.arange(0, COUNT)
     m_group = m_token[:, None] & (o_group < COUNT)[None, :]
@@ -81,7 +91,29 @@ def halves(
         b_low = spread(scale_floats(tl.load(p_low, mask=m_group, other=0), KIND), N, D)
         b_high = spread(scale_floats(tl.load(p_low + COUNT, mask=m_group, other=0), KIND), N, D)
         b_one, b_two = e2m1_floats(b_codes & 15) * b_low, e2m1_floats(b_codes >> 4) * b_high
-    return b_one.to(COMPUTE), b_two.to(COMPUTE)
+    return b_one, b_two
+
+
+@triton.jit
+def cut_groups(b_codes, p_meta, m_token, D: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr):
+    """As `halves`, fp32, for any D: every value loads the scale of its group, which the halves' border may cut.
+
+    What the tile has beyond D gets scales of 0.
+    """
+    o_d = tl.arange(0, b_codes.shape[1])
+    m_value = m_token[:, None] & (o_d < D)[None, :]
+    o_low, o_high = (o_d // SHARED)[None, :], ((o_d + D) // SHARED)[None, :]
+    if KIND == "step":
+        p_low, p_high = p_meta[:, None] + 2 * o_low, p_meta[:, None] + 2 * o_high
+        b_one = (b_codes & 15).to(tl.float32) * tl.load(p_low, mask=m_value, other=0.0).to(tl.float32)
+        b_two = (b_codes >> 4).to(tl.float32) * tl.load(p_high, mask=m_value, other=0.0).to(tl.float32)
+        b_one += tl.load(p_low + 1, mask=m_value, other=0.0).to(tl.float32)
+        b_two += tl.load(p_high + 1, mask=m_value, other=0.0).to(tl.float32)
+    else:
+        b_low = scale_floats(tl.load(p_meta[:, None] + o_low, mask=m_value, other=0), KIND)
+        b_high = scale_floats(tl.load(p_meta[:, None] + o_high, mask=m_value, other=0), KIND)
+        b_one, b_two = e2m1_floats(b_codes & 15) * b_low, e2m1_floats(b_codes >> 4) * b_high
+    return b_one, b_two
 
 
 @triton.jit

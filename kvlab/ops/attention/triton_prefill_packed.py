@@ -18,18 +18,20 @@ def paged_prefill_packed(
     p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_start, p_tree, p_tree_len, p_out,
     scale, softcap, first_seq, num_seqs,
     s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
-    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head,
+    s_scale_page, s_scale_head, s_scale_token, s_vs_head, s_vs_token, s_table, s_out_row, s_out_head,
     s_tree_seq, s_tree_node,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROW: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    ROW: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, ROW_V: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of query tokens, KV head), as `paged_prefill`; D is half a row's values, ROW its bytes with padding."""
+    """Program (block of query tokens, KV head), as `paged_prefill`; D is half a row's values, ROW its bytes with padding;
+    DV and ROW_V are those of values."""
     i_kv, i_seq, o_row, o_head, m_row, o_query, n, low, stop = block_of(
         p_start, p_len, first_seq, num_seqs, GROUP, BLOCK_Q, BLOCK_M, WINDOW, CHUNK
     )
     if low < stop:
-        o_d = tl.arange(0, BLOCK_D)
+        o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
         p_query = p_q + (o_row[:, None] * s_q_row + o_head[:, None] * s_q_head + o_d[None, :])
         m_q = m_row[:, None] & (o_d < D)[None, :]
         b_q_low = tl.load(p_query, mask=m_q, other=0.0).to(COMPUTE)
@@ -37,7 +39,7 @@ def paged_prefill_packed(
         b_q_sum = tl.sum(b_q_low.to(tl.float32), 1) + tl.sum(b_q_high.to(tl.float32), 1)
         b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         b_sum = tl.zeros([BLOCK_M], tl.float32)
-        b_low, b_high = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        b_low, b_high = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         p_row, trunk = p_table + i_seq * s_table, trunk_of(p_tree_len, i_seq, n)
         for tile in range(low // BLOCK_N * BLOCK_N, stop, BLOCK_N):
             o_token = tile + tl.arange(0, BLOCK_N)
@@ -56,16 +58,20 @@ def paged_prefill_packed(
             b_score = tl.where(m_seen, b_score, float("-inf"))
             b_weight, b_factor, b_max, b_sum = soften(b_score, b_max, b_sum)
             o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
-            b_v = tl.load(p_v + o_v[:, None] + o_d[None, :], mask=m_code, other=0)  # codes
+            m_code = m_token[:, None] & (o_dv < ROW_V)[None, :]
+            b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_code, other=0)  # codes
+            if DV != D:  # values of another width have another number of scales
+                o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_vs_token, PAGE) + i_kv * s_vs_head
             b_low, b_high = b_low * b_factor[:, None], b_high * b_factor[:, None]
             b_low, b_high = half_sums(
-                b_low, b_high, b_weight, b_v, p_v_scale + o_scale, m_token, D, BLOCK_N, KIND, SHARED, COMPUTE
+                b_low, b_high, b_weight, b_v, p_v_scale + o_scale, m_token, DV, BLOCK_N, KIND, SHARED, COMPUTE
             )
-        o_out = o_row[:, None] * s_out_row + o_head[:, None] * s_out_head + o_d[None, :]
+        o_out = o_row[:, None] * s_out_row + o_head[:, None] * s_out_head + o_dv[None, :]
+        m_out = m_row[:, None] & (o_dv < DV)[None, :]
         SINKS: tl.constexpr = p_sink is not None
         b_low, _, _ = add_sink(b_low, b_max, b_sum, p_sink, o_head, m_row, SINKS)
         b_high, b_max, b_sum = add_sink(b_high, b_max, b_sum, p_sink, o_head, m_row, SINKS)
         b_low, _ = close(b_low, b_max, b_sum)
         b_high, _ = close(b_high, b_max, b_sum)
-        tl.store(p_out + o_out, b_low.to(p_out.dtype.element_ty), mask=m_q)
-        tl.store(p_out + o_out + D, b_high.to(p_out.dtype.element_ty), mask=m_q)
+        tl.store(p_out + o_out, b_low.to(p_out.dtype.element_ty), mask=m_out)
+        tl.store(p_out + o_out + DV, b_high.to(p_out.dtype.element_ty), mask=m_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.ops.attention.coverage import LATENT
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.attention.triton_ import SPLIT, TYPES, compute_type, count_splits
 from kvlab.ops.attention.triton_merge import merge_launch
@@ -13,12 +14,10 @@ from kvlab.ops.mla_attention.triton_kernel import mla_decode
 from kvlab.ops.triton_support import Launch, native_fp8, power_of_2
 from kvlab.ops.views import SegmentViews
 
-FORMATS = ("fp32", "bf16", "fp16", "fp8_e4m3")
-
 
 def supports(query: torch.Tensor, views: SegmentViews) -> bool:
     """Whether the kernel knows the types; the rest is `absorbed`'s."""
-    return query.dtype in TYPES and all(views.layout[name].format in FORMATS for name in ("latent", "rope"))
+    return query.dtype in TYPES and all(views.layout[name].format in LATENT for name in ("latent", "rope"))
 
 
 def decodes(

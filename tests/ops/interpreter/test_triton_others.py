@@ -25,7 +25,7 @@ from kvlab.ops.ssd import SSDRows, ssd
 
 @pytest.mark.parametrize(
     ("widths", "heads", "fmt"),
-    [((512, 64, 16), 3, "fp32"), ((48, 20, 7), 33, "bf16"), ((64, 16, 1), 5, "fp16"), ((64, 32, 16), 2, "fp8_e4m3")],
+    [((512, 64, 16), 3, "fp32"), ((48, 20, 7), 33, "bf16"), ((64, 16, 1), 5, "fp16"), ((64, 32, 16), 2, "fp8_e5m2")],
     ids=str,
 )
 @pytest.mark.parametrize("split", [512, 16])
@@ -50,7 +50,7 @@ def test_absorbed_decode(widths, heads: int, fmt: str, split: int, monkeypatch: 
 LATENTS = {
     # widths of latents and their rotary parts, page size; 576/512 is DeepSeek's
     "widths": [(512, 64, 16), (512, 64, 1), (48, 20, 7), (64, 32, 16)],
-    "fmt": ["fp32", "bf16", "fp16", "fp8_e4m3"],
+    "fmt": ["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"],
     "heads": [1, 5, 33],
     "split": [512, 16],
     "lens": [([1], [1]), ([1, 1, 1], [37, 1, 16]), ([1, 1, 3], [33, 16, 5])],
