@@ -193,6 +193,28 @@ def test_the_status_page_says_which_chapter_ran_under_other_versions(runner, mon
     ]
 
 
+def test_every_test_file_belongs_to_one_job(monkeypatch) -> None:
+    ci = ci_tool(monkeypatch)
+    files = {str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py")}
+    taken: list[str] = []
+    for job in ci.JOBS:
+        for command in job.commands():
+            if "pytest" in command:
+                left = {a.split("=", 1)[1] for a in command if a.startswith("--ignore=")}
+                named = [a.removeprefix(f"{ROOT}/") for a in command if a.removeprefix(f"{ROOT}/").startswith("tests")]
+                inside = [f for f in files for name in named if f == name or f.startswith(f"{name}/")]
+                book = "book and not slow" in command
+                taken += [
+                    f for f in inside if not any(f == p or f.startswith(f"{p}/") for p in left) and book == of_book(f)
+                ]
+    assert sorted(taken) == sorted(files)
+
+
+def of_book(path: str) -> bool:
+    """Whether the tests of a file carry the mark `book`."""
+    return "pytest.mark.book" in (ROOT / path).read_text(encoding="utf-8").split("\ndef test_")[0]
+
+
 def test_the_closing_count_has_every_job_and_chapter(runner, monkeypatch, tmp_path) -> None:
     ci = ci_tool(monkeypatch)
     monkeypatch.setattr(ci, "REPORTS", tmp_path / "reports")
