@@ -37,8 +37,8 @@ class Service:
     def __init__(self, engine: Engine, limits: ServerLimits | None = None, name: str = "") -> None:
         self.engine, self.limits = engine, limits or ServerLimits()
         self.name = name or engine.model.name
-        self.loop = EngineLoop(engine)
         self.metrics = EngineMetrics(engine, self.name)
+        self.loop = EngineLoop(engine, self.metrics.together)
         self.created = int(time.time())
         self.longest = longest_sequence(engine)
 
@@ -63,7 +63,7 @@ class Service:
         for prompt in prompts:
             most = self._room_after(prompt)
             limit = most if call.limit is None else call.limit
-            found += [Job(prompt, call.sampling(limit, choice), extra) for choice in range(call.n)]
+            found += [Job(prompt, call.sampling(limit, choice), extra, call.n) for choice in range(call.n)]
         return found
 
     def _room_after(self, prompt: Sequence[int]) -> int:

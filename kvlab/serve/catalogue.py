@@ -16,6 +16,14 @@ COUNTERS = {
     "prefix_hits": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", ()),
     "preemptions": ("vllm:num_preemptions", "Running requests that lost their pages.", ()),
     "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of requests that got a first token.", ()),
+    "prompt_by_source": (
+        "vllm:prompt_tokens_by_source", "Prompt tokens of requests that got a first token, by where they came from.",
+        ("source",),
+    ),
+    "external_queries": (
+        "vllm:external_prefix_cache_queries", "Prompt tokens looked up in host memory and on disk.", ()
+    ),
+    "external_hits": ("vllm:external_prefix_cache_hits", "Prompt tokens found there.", ()),
     "prompt_tokens_cached": ("vllm:prompt_tokens_cached", "Prompt tokens that were not computed again.", ()),
     "cached_by_source": (
         "vllm:prompt_tokens_cached_by_source", "Prompt tokens that were not computed again, by where they were found.",
@@ -23,6 +31,7 @@ COUNTERS = {
     ),
     "generation_tokens": ("vllm:generation_tokens", "Tokens generated.", ()),
     "success": ("vllm:request_success", "Requests that ended, by how.", ("finished_reason",)),
+    "corrupted": ("vllm:corrupted_requests", "Requests that ended because a number in them was not finite.", ()),
     "rejections": ("vllm:admission_rejections", "Requests turned away.", ("reason",)),
     "drafts": ("vllm:spec_decode_num_drafts", "Drafts proposed.", ()),
     "draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", ()),
@@ -52,12 +61,17 @@ HISTOGRAMS = {
     ),
     "decode_time": ("vllm:request_decode_time_seconds", "From the first token to the last.", buckets.LATENCY_S),
     "iteration_tokens": ("vllm:iteration_tokens_total", "Tokens of a step.", buckets.ITERATION_TOKENS),
+    "params_n": ("vllm:request_params_n", "Completions asked for of a prompt.", buckets.CHOICES),
     "request_preemptions": ("vllm:request_num_preemptions", "Preemptions of a request.", buckets.PREEMPTIONS),
 }  # fmt: skip
 
 TOKEN_HISTOGRAMS = {
     "request_prompt": ("vllm:request_prompt_tokens", "Prompt tokens of a request."),
     "request_generation": ("vllm:request_generation_tokens", "Tokens generated for a request."),
+    "max_generation": (
+        "vllm:request_max_num_generation_tokens", "Tokens of the longest completion of a prompt."
+    ),
+    "params_max_tokens": ("vllm:request_params_max_tokens", "Tokens that a request was allowed to generate."),
     "prefill_computed": (
         "vllm:request_prefill_kv_computed_tokens", "Tokens computed before a request's first token, hits left out."
     ),
@@ -88,6 +102,9 @@ class Instruments:
             Histogram, "kvlab:time_to_first_token_seconds", "As vllm:time_to_first_token_seconds, by prompt tokens.",
             ("context",), buckets=buckets.TTFT_S,
         )  # fmt: skip
+        self.waiting_by_reason = self._make(
+            Gauge, "vllm:num_requests_waiting_by_reason", "Requests that wait to run, by what for.", ("reason",)
+        )
         self._pool_gauges(engine)
 
     def __getattr__(self, name: str) -> Any:

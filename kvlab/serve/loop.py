@@ -26,11 +26,13 @@ log = logging.getLogger("kvlab.serve")
 
 @dataclass(frozen=True)
 class Job:
-    """One completion to make: token ids, how they go on, and what else `Engine.add_request` takes by name."""
+    """One completion to make: token ids, how they go on, what else `Engine.add_request` takes by name, and of how many
+    completions of its prompt, which stand side by side, it is one."""
 
     prompt: Sequence[int]
     params: SamplingParams
     extra: dict[str, Any] = field(default_factory=dict)
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,16 @@ class _Live:
 class EngineLoop:
     """A thread around an engine.
 
+    Args:
+        together: told the ids of the requests that are one prompt's completions.
+
     Attributes:
         engine: touched by the thread alone once `start` was called.
         failure: what ended the thread, if it was not `stop`.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, together: Callable[[Sequence[str]], object] = lambda ids: None) -> None:
+        self.engine, self._together = engine, together
         self.failure: BaseException | None = None
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, _Live] = {}
@@ -224,19 +229,24 @@ class EngineLoop:
             pass
 
     def _begin(self, flow: Flow) -> None:
+        ids: list[str] = []
         try:
             if self._stopping:
                 raise ValueError("the engine has stopped")
             for index, job in enumerate(flow.jobs):
-                request_id = self.engine.add_request(job.prompt, job.params, **job.extra)
-                request = self.engine.requests[request_id]
-                self._live[request_id] = _Live(flow, index, request, request.num_prompt)
+                ids.append(self.engine.add_request(job.prompt, job.params, **job.extra))
+                request = self.engine.requests[ids[-1]]
+                self._live[ids[-1]] = _Live(flow, index, request, request.num_prompt)
         except (ValueError, TypeError) as refused:
             taken = sum(live.flow is flow for live in self._live.values())
             self.end(flow)
             self._add_count(taken - len(flow.jobs))
             self._tell(flow, lambda error=refused: flow.settle(error))
         else:
+            while ids:
+                n = flow.jobs[-len(ids)].n
+                self._together(ids[:n])
+                ids = ids[n:]
             self._tell(flow, lambda: flow.settle(None))
 
     def _hand_over(self) -> None:

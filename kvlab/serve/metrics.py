@@ -7,7 +7,7 @@ Source: vLLM 0.33 v1/metrics/loggers.py; a registry of its own for each engine, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,6 +18,9 @@ from kvlab.schedule import Event, SparedTokens
 from kvlab.schedule.spared import SOURCES
 from kvlab.serve.buckets import context_label
 from kvlab.serve.catalogue import Instruments
+
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+"""vLLM's words: computed, found in the pool, brought from a tier below."""
 
 
 @dataclass(slots=True)
@@ -35,6 +38,17 @@ class Seen:
     spared: dict[str, int] = field(default_factory=dict)
     preemptions: int = 0
     running: bool = False
+    allowed: int | None = None
+    prompt_of: Completions | None = None
+
+
+@dataclass(slots=True)
+class Completions:
+    """The completions of one prompt: how many, how many of them are alive, tokens of the longest that ended."""
+
+    n: int = 1
+    alive: int = 1
+    longest: int = 0
 
 
 class EngineMetrics:
@@ -57,6 +71,10 @@ class EngineMetrics:
         for source in SOURCES:
             # a counter that nobody touched is not written out
             self.instruments.cached_by_source.labels(source)
+        for source in PROMPT_SOURCES:
+            self.instruments.prompt_by_source.labels(source)
+        # whoever waits here waits for pages or a place
+        self.instruments.waiting_by_reason.labels("deferred").set(0)
         self._waiting = self._running = 0
         self._step, self._step_tokens = 0, 0
         self._on: dict[str, Callable[[Event], None]] = {
@@ -81,6 +99,17 @@ class EngineMetrics:
         """Counts a call that never reached the engine."""
         self.instruments.rejections.labels(reason).inc()
 
+    def together(self, request_ids: Sequence[str]) -> None:
+        """Told of live requests that they are the completions of one prompt; without it each is its own."""
+        group = Completions(len(request_ids), len(request_ids))
+        for request_id in request_ids:
+            self._live[request_id].prompt_of = group
+            self._note_limit(request_id)
+
+    def _note_limit(self, request_id: str) -> None:
+        if request := self.engine.requests.get(request_id):
+            self._live[request_id].allowed = request.params.max_tokens
+
     # one method per kind of event
 
     def _arrive(self, event: Event) -> None:
@@ -98,6 +127,7 @@ class EngineMetrics:
         if seen.admitted is None:
             seen.admitted = event.now
             self.instruments.queue_time.observe(event.now - seen.arrived)
+            self._note_limit(event.request_id)
 
     def _chunk(self, event: Event) -> None:
         # a step's tokens are known when the next step begins
@@ -131,10 +161,16 @@ class EngineMetrics:
         own.ttft_by_context.labels(context_label(seen.prompt)).observe(waited)
         own.prompt_tokens.inc(seen.prompt)
         own.prefill_computed.observe(seen.computed)
+        found, local = sum(seen.spared.values()), seen.spared.get("device", 0)
         if self.caches_prefixes:
             own.prefix_queries.inc(seen.prompt)
-            own.prefix_hits.inc(seen.spared.get("device", 0))
-        own.prompt_tokens_cached.inc(sum(seen.spared.values()))
+            own.prefix_hits.inc(local)
+        if self.engine.tiers and self.engine.tiers.saves:
+            own.external_queries.inc(seen.prompt - local)
+            own.external_hits.inc(found - local)
+        own.prompt_tokens_cached.inc(found)
+        for source, tokens in zip(PROMPT_SOURCES, (seen.prompt - found, local, found - local), strict=True):
+            own.prompt_by_source.labels(source).inc(tokens)
         for source, tokens in seen.spared.items():
             own.cached_by_source.labels(source).inc(tokens)
 
@@ -161,8 +197,13 @@ class EngineMetrics:
         if not (seen := self._live.pop(event.request_id, None)):
             return
         self._queue(0, -1) if seen.running else self._queue(-1, 0)
-        own = self.instruments
-        own.success.labels(event.reason.partition(":")[0]).inc()
+        own, how = self.instruments, event.reason.partition(":")[0]
+        own.success.labels(how).inc()
+        # an admitted request ends in an error for no other reason
+        own.corrupted.inc(how == "error")
+        self._end_of_prompt(seen)
+        if seen.allowed is not None:
+            own.params_max_tokens.observe(seen.allowed)
         own.e2e.observe(event.now - seen.arrived)
         own.request_prompt.observe(seen.prompt)
         own.request_generation.observe(seen.tokens)
@@ -175,6 +216,15 @@ class EngineMetrics:
         if seen.tokens > 1 and seen.first is not None:
             own.time_per_output_token.observe((seen.last - seen.first) / (seen.tokens - 1))
 
+    def _end_of_prompt(self, seen: Seen) -> None:
+        """As vLLM (v1/engine/parallel_sampling.py): once for each prompt, when its last completion has ended."""
+        group = seen.prompt_of or Completions()
+        group.alive -= 1
+        group.longest = max(group.longest, seen.tokens)
+        if not group.alive:
+            self.instruments.params_n.observe(group.n)
+            self.instruments.max_generation.observe(group.longest)
+
     @property
     def caches_prefixes(self) -> bool:
         """Whether the engine looks prompts up at all."""
@@ -184,4 +234,5 @@ class EngineMetrics:
         self._waiting += waiting
         self._running += running
         self.instruments.waiting.set(self._waiting)
+        self.instruments.waiting_by_reason.labels("capacity").set(self._waiting)
         self.instruments.running.set(self._running)

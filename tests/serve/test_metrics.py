@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import speaking
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,22 +11,40 @@ from kvlab.engine.tiers import TierOptions
 from kvlab.schedule import Event
 from kvlab.schedule.spared import SOURCES
 from kvlab.serve.buckets import context_label, tokens_up_to
-from kvlab.serve.metrics import EngineMetrics
+from kvlab.serve.metrics import PROMPT_SOURCES, EngineMetrics
 
-# vLLM 0.33 v1/metrics/loggers.py, as they are written out
+# every name of vLLM 0.33 (v1/metrics/loggers.py, perf.py, v1/spec_decode/metrics.py), as they are written out
 VLLM = {
-    "gauge": {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"},
+    "gauge": {
+        "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "num_requests_kv_fetch_by_stage",
+        "engine_sleep_state", "kv_cache_usage_perc", "lora_requests_info", "cache_config_info",
+    },
     "counter": {
-        "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_cached",
-        "prompt_tokens_cached_by_source", "generation_tokens", "request_success", "admission_rejections", "spec_decode_num_drafts",
-        "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos",
+        "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits",
+        "mm_cache_queries", "mm_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_by_source",
+        "prompt_tokens_cached", "prompt_tokens_cached_by_source", "generation_tokens", "request_success",
+        "admission_rejections", "corrupted_requests", "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos", "estimated_flops_per_gpu",
+        "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu",
     },
     "histogram": {
-        "request_prompt_tokens", "request_generation_tokens", "iteration_tokens_total", "time_to_first_token_seconds",
-        "inter_token_latency_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
-        "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
-        "request_decode_time_seconds", "request_num_preemptions", "request_prefill_kv_computed_tokens",
+        "request_prompt_tokens", "request_generation_tokens", "iteration_tokens_total", "request_max_num_generation_tokens",
+        "request_params_n", "request_params_max_tokens", "time_to_first_token_seconds", "inter_token_latency_seconds",
+        "request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+        "request_inference_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+        "request_num_preemptions", "request_prefill_kv_computed_tokens", "kv_block_lifetime_seconds",
+        "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds",
     },
+}  # fmt: skip
+LEFT_OUT = {
+    "num_requests_kv_fetch_by_stage": "tiers fetch in one stage; kvlab's events swap_in and load tell of it",
+    "engine_sleep_state": "the engine does not sleep",
+    "lora_requests_info": "adapters are added in Python, no request of the server asks for one",
+    "mm_cache_queries": "text only", "mm_cache_hits": "text only",
+    "estimated_flops_per_gpu": "kvlab plan and simulate estimate; a server tells what it measured",
+    "estimated_read_bytes_per_gpu": "as the operations", "estimated_write_bytes_per_gpu": "as the operations",
+    "kv_block_lifetime_seconds": "events count pages and do not name them; vLLM has these off unless asked",
+    "kv_block_idle_before_evict_seconds": "as the lifetime", "kv_block_reuse_gap_seconds": "as the lifetime",
 }  # fmt: skip
 
 
@@ -57,11 +74,14 @@ class Scripted:
         return samples(self.metrics)[key]
 
 
-@pytest.mark.parametrize("kind", VLLM)
-def test_names_and_types_are_vllms(kind):
+def test_names_and_types_are_vllms_all_but_those_with_a_reason():
     found = families(EngineMetrics(speaking.engine(), "tiny"))
-    # the parser takes `_total` off counters' names, and off no histogram's
-    assert {n: found[f"vllm:{n}"].type for n in VLLM[kind]} == dict.fromkeys(VLLM[kind], kind)
+    # the parser takes `_total` off counters' names, and off no histogram's; `_created` is the client library's, as in vLLM
+    own = {name: f for name, f in found.items() if name.startswith("vllm:") and not name.endswith("_created")}
+    served = {name.removeprefix("vllm:"): family.type for name, family in own.items()}
+    known = {name: kind for kind, names in VLLM.items() for name in names}
+    assert set(LEFT_OUT) <= set(known) and all(LEFT_OUT.values())
+    assert served == {name: kind for name, kind in known.items() if name not in LEFT_OUT}
 
 
 def test_nothing_carries_a_name_that_vllm_dropped():
@@ -80,6 +100,8 @@ def test_one_request_by_hand():
     script = Scripted()
     script.say(10.0, "arrive", tokens=300)
     assert script.value("vllm:num_requests_waiting") == 1
+    assert script.value("vllm:num_requests_waiting_by_reason", "capacity") == 1
+    assert script.value("vllm:num_requests_waiting_by_reason", "deferred") == 0
     script.say(10.5, "admit", tokens=300)
     script.say(10.5, "chunk", step=1, tokens=200)
     script.say(11.0, "chunk", step=2, tokens=100)
@@ -100,6 +122,10 @@ def test_one_request_by_hand():
     assert script.value("vllm:request_prefill_kv_computed_tokens_sum") == 300
     assert script.value("vllm:prompt_tokens_total") == 300 and script.value("vllm:generation_tokens_total") == 3
     assert script.value("vllm:request_success_total", "length") == 1
+    assert script.value("vllm:prompt_tokens_by_source_total", "local_compute") == 300
+    assert script.value("vllm:request_max_num_generation_tokens_sum") == 3
+    assert script.value("vllm:request_params_n_sum") == script.value("vllm:request_params_n_count") == 1
+    assert script.value("vllm:corrupted_requests_total") == 0
     # the last step's tokens are counted once another step begins
     assert script.value("vllm:iteration_tokens_total_sum") == 200
     assert script.value("vllm:num_requests_running") == 0
@@ -175,7 +201,15 @@ def test_every_place_that_spared_tokens_is_counted_and_the_sum_is_all(tmp_path):
     }
     for engine, own in found.items():
         assert samples(engine)["vllm:prompt_tokens_cached_total",] == sum(own.values())
-        assert samples(engine)["vllm:prefix_cache_hits_total",] == own["device"]
+        totals = samples(engine)
+        assert totals["vllm:prefix_cache_hits_total",] == own["device"]
+        # vLLM's words for the same: computed here, found here, brought here
+        by_source = {s: totals["vllm:prompt_tokens_by_source_total", s] for s in PROMPT_SOURCES}
+        prompts, below = totals["vllm:prompt_tokens_total",], own["host"] + own["disk"]
+        computed = prompts - own["device"] - below
+        assert by_source == dict(zip(PROMPT_SOURCES, (computed, own["device"], below), strict=True))
+        assert totals["vllm:external_prefix_cache_hits_total",] == below
+        assert totals["vllm:external_prefix_cache_queries_total",] == prompts - own["device"]
 
 
 def test_salts_keep_hits_apart_and_the_counters_say_so():
@@ -208,6 +242,48 @@ def test_request_aborted_while_it_waits_leaves_the_queue():
     script.say(1.0, "finish", reason="abort: asked for", tokens=8)
     assert script.value("vllm:num_requests_waiting") == 0
     assert script.value("vllm:request_success_total", "abort") == 1
+
+
+def test_completions_of_one_prompt_count_once_when_the_last_has_ended():
+    engine = speaking.engine()
+    metrics = EngineMetrics(engine, "tiny")
+    ids = [engine.add_request([1, 2], SamplingParams(n, ignore_eos=True)) for n in (3, 7, 5)]
+    metrics.together(ids[:2])
+    metrics.together(ids[2:])
+
+    def told(name: str) -> float:
+        return metrics.registry.get_sample_value(f"vllm:request_{name}", {"model_name": "tiny", "engine": "0"})
+
+    seen = []
+    while engine.requests:
+        engine.step()
+        seen.append((told("params_n_count"), told("params_n_sum")))
+    # the prompt of two when its second completion has seven tokens, after the prompt of one had its five
+    assert seen == [(0, 0)] * 4 + [(1, 1)] * 2 + [(2, 3)]
+    assert (told("max_num_generation_tokens_sum"), told("params_max_tokens_sum")) == (7 + 5, 3 + 7 + 5)
+
+
+def test_what_a_request_was_allowed_is_told_however_it_ends():
+    engine = speaking.engine()
+    metrics = EngineMetrics(engine, "tiny")
+    name = engine.add_request([1, 2], SamplingParams(50, ignore_eos=True))
+    engine.step()
+    engine.abort(name)
+    assert samples(metrics)["vllm:request_params_max_tokens_sum",] == 50
+
+
+def test_a_request_whose_numbers_are_not_finite_is_corrupted():
+    engine = speaking.engine()
+    metrics = EngineMetrics(engine, "tiny")
+    name = engine.add_request([1, 2, 3], SamplingParams(9, ignore_eos=True))
+    engine.step()
+    for parts in engine.storage.views(engine.spec):
+        for view in parts:
+            view.v[engine.cache.tables[name][0][0]] = float("nan")
+    while engine.requests:
+        engine.step()
+    found = samples(metrics)
+    assert found["vllm:corrupted_requests_total",] == found["vllm:request_success_total", "error"] == 1
 
 
 def test_the_engines_own_events_give_the_same_totals():
