@@ -23,8 +23,15 @@ def add_pressure_arguments(parser: argparse.ArgumentParser) -> None:
     add("--flop-rate", type=float, metavar="X", help="operations a second of a prefill, as in 5e10 (default: measured)")
     add("--host-bytes", metavar="SIZE", help="host memory below the pool, as in 8GiB (default: none)")
     add("--park-dtype", metavar="F", help="preempted requests wait in this format instead, on the device: lossy")
-    add("--disk-dir", metavar="DIR", help="saved prefixes survive here; needs both sizes")
-    add("--disk-bytes", metavar="SIZE", help="of the files in --disk-dir")
+    add("--disk-dir", metavar="DIR",
+        help="saved prefixes survive a restart here; needs both sizes. Where every layer keeps everything they are found "
+        "page by page; with windows, chunks or states only by who goes on from the end of a request. Files are written, "
+        "flushed and read between two steps")  # fmt: skip
+    add(
+        "--disk-bytes",
+        metavar="SIZE",
+        help="of all page files in --disk-dir; those of other models are the first to go",
+    )
 
 
 def check_pressure(args: argparse.Namespace) -> None:

@@ -28,7 +28,9 @@ class TierOptions:
 
     Attributes:
         host_bytes: of host memory (a text such as "2GiB" will do), pinned on CUDA, for preempted requests and saved prefixes.
-        disk_dir: a directory for saved prefixes, which survive there; None: no disk tier.
+        disk_dir: a directory for saved prefixes, which survive there; None: no disk tier. Where every layer keeps
+            everything a later request finds as many pages as it shares; with windows, chunks or states only the end of
+            a request is saved, for who goes on from there. Written, flushed and read in the engine's own thread.
         disk_bytes: of all its page files, those of other models included, which are the first to go.
         save_prefixes: whether requests that end leave their pages for later ones.
         park_dtype: preempted requests wait in this storage format, in a pool of host_bytes on the model's own device
