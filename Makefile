@@ -13,7 +13,7 @@ LAB_FLAGS ?=
 export OMP_WAIT_POLICY ?= passive
 PORT ?= 8000
 
-.PHONY: help lab lab-setup env setup test book lint format unit parity kernels chapters build browser slow fuzz soak quality gemma bench-gpu clean-chapters check-chapters clean distclean
+.PHONY: help lab lab-setup env setup test book lint format unit parity kernels chapters twice build browser slow fuzz soak quality gemma bench-gpu clean-chapters check-chapters clean distclean
 
 help: ## what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ kernels: setup ## operations and storage formats against their plain references
 
 chapters: setup ## execute every chapter whose inputs changed
 	@$(PY) tools/ci.py --only chapters
+
+twice: setup ## every chapter twice in one kernel, as Run All pressed again
+	@$(PY) tools/run_twice.py
 
 build: setup ## the published book in _build/html
 	@$(PY) tools/build_book.py

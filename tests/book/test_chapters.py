@@ -218,6 +218,16 @@ def test_a_typed_number_in_a_text_page_is_found_and_a_named_one_is_computed(tmp_
         numbers.filled("{{ nonsense }}")
 
 
+def test_a_second_run_in_the_same_kernel_is_compared_cell_by_cell() -> None:
+    twice = tool("run_twice")
+    cells = [text("# Title"), code("x = 1") | {"id": "a"}, code("print(x)") | {"id": "b"}]
+    made = twice.doubled({"cells": cells, "metadata": {}})["cells"]
+    assert [c["source"] for c in made] == ["x = 1", "print(x)"] * 2 and len({c["id"] for c in made}) == 4
+    for cell, said in zip(made, ("seed 0", "16 pages", "seed 0", "17 pages"), strict=True):
+        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": [said + "\n"]}]
+    assert list(twice.other_numbers({"cells": made})) == ["code cell 1: '16 pages', then '17 pages'"]
+
+
 def test_cleaning_removes_what_execution_leaves() -> None:
     cell = code("1") | {
         "outputs": [{}],
