@@ -1,18 +1,15 @@
-"""The official `openai` client against a server over a tiny model: answers, streams, limits, leaving, ending."""
+"""The official `openai` client against a server over a tiny model: what it is answered, whole and streamed."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import time
-import urllib.request
-from urllib.parse import urlsplit
+from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 import speaking
+from calling import alone, client_of, idle, slowed, words
 
 from kvlab.engine import SamplingParams
+from kvlab.lab.scrape import grown, scrape
 from kvlab.serve.limits import ServerLimits
 from kvlab.serve.server import ServerThread
 
@@ -28,29 +25,6 @@ def server():
 @pytest.fixture(scope="module")
 def client(server):
     return client_of(server)
-
-
-def client_of(server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def alone(prompt: list[int], **params) -> list[int]:
-    """The tokens of an engine that serves nothing else."""
-    return speaking.engine().generate([prompt], SamplingParams(**params))[0].token_ids
-
-
-def words(ids: list[int]) -> str:
-    return " ".join(f"w{i}" for i in ids)
-
-
-def idle(server) -> None:
-    end = time.monotonic() + 10
-    while server.service.loop.num_live or server.service.engine.cache.held_bytes:
-        assert time.monotonic() < end, "requests or pages are left"
-        time.sleep(0.01)
-
-
-# answers
 
 
 def test_completion_is_what_the_engine_says_alone(client):
@@ -72,7 +46,8 @@ def test_sixteen_tokens_when_a_completion_names_no_limit(client):
     assert answer.usage.completion_tokens == 16
 
 
-def test_prompts_and_choices_come_in_order(client):
+def test_prompts_and_choices_come_in_order_and_are_counted_by_prompt(server, client):
+    before = scrape(server.url)
     answer = client.completions.create(model="tiny", prompt=["w5 w6", "w9"], n=2, seed=3, max_tokens=4)
     expected = [
         words(alone(prompt, max_tokens=4, temperature=1.0, seed=seed))
@@ -81,6 +56,12 @@ def test_prompts_and_choices_come_in_order(client):
     ]  # fmt: skip
     assert [c.text for c in answer.choices] == expected
     assert answer.usage.prompt_tokens == 3
+    after = scrape(server.url)
+    assert [grown(before, after, f"vllm:request_params_{n}") for n in ("n_count", "n_sum", "max_tokens_sum")] == [
+        2,
+        4,
+        16,
+    ]
 
 
 def test_streamed_pieces_are_the_whole_answer(client):
@@ -149,177 +130,8 @@ def test_models_lists_the_served_one(client):
     assert (model.id, model.max_model_len, model.vocab_size) == ("tiny", 256, 61)
 
 
-# what is turned away
-
-
-def test_prompt_longer_than_the_model_is_413_with_the_reason(client):
-    with pytest.raises(openai.APIStatusError, match="prompt of 256 tokens: must leave room") as refused:
-        client.completions.create(model="tiny", prompt=[1] * 256)
-    assert refused.value.status_code == 413 and refused.value.code == "context_length_exceeded"
-
-
-def test_request_that_no_pool_holds_is_413():
-    with ServerThread(speaking.engine(num_blocks=6, max_model_len=64)) as small:
-        with pytest.raises(openai.APIStatusError, match="request can never fit") as refused:
-            client_of(small).completions.create(model="tiny", prompt=[1] * 10, max_tokens=40)
-        assert refused.value.status_code == 413
-        # 5 pages of 4 tokens, and the last token is never cached
-        (model,) = client_of(small).models.list().data
-        assert model.max_model_len == 21
-        ends = client_of(small).chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "w9"}], extra_body={"ignore_eos": True}
-        )
-        assert ends.usage.total_tokens == 21
-        assert small.service.loop.num_live == 0
-
-
-def test_large_body_is_413_whether_or_not_it_says_its_length(server, client):
-    with pytest.raises(openai.APIStatusError, match="body: must be at most 20000 bytes") as refused:
-        client.completions.create(model="tiny", prompt="w5 " * 10_000)
-    assert refused.value.status_code == 413
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
-    connection.request("POST", "/v1/completions", body=iter([b" " * 9000] * 3), encode_chunked=True,
-                       headers={"Content-Type": "application/json", "Transfer-Encoding": "chunked"})  # fmt: skip
-    assert connection.getresponse().status == 413
-
-
-@pytest.mark.parametrize(
-    ("ask", "reason"),
-    [
-        ({"temperature": -1}, "temperature -1.0: must be 0"),
-        ({"top_p": 0}, "top_p 0.0: must be above 0"),
-        ({"max_tokens": 0}, "max_tokens 0: must be at least 1"),
-        ({"n": 0}, "n 0: must be at least 1"),
-        ({"logprobs": 2}, "logprobs: is not supported"),
-        ({"stop": [""]}, "stop: must not hold an empty string"),
-        ({"stop": ["x"] * 17}, "stop: at most 16 strings of at most 1024"),
-        ({"stop": "x" * 1025}, "stop: at most 16 strings of at most 1024"),
-        ({"prompt": []}, "prompt: must hold at least one"),
-        ({"prompt": [61]}, "token id 61 must be at least 0 and below the vocabulary's 61"),
-        ({"prompt": {"text": "w5"}}, "prompt"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_wrong_value_is_400_and_says_which(client, ask, reason):
-    with pytest.raises(openai.BadRequestError, match=reason):
-        client.completions.create(**({"model": "tiny", "prompt": "w5"} | ask))
-
-
-def test_text_that_utf8_cannot_hold_is_400_and_the_server_goes_on(server, client):
-    """A lone surrogate is valid JSON, but no key of a page can be made of it."""
-    netloc = urlsplit(server.url).netloc
-    for field in ('"cache_salt": "\\ud800"', '"prompt": "\\ud800"'):
-        connection = http.client.HTTPConnection(netloc, timeout=10)
-        body = '{"model": "tiny", "prompt": "w5", ' + field + "}"
-        connection.request("POST", "/v1/completions", body=body, headers={"Content-Type": "application/json"})
-        assert connection.getresponse().status == 400, field
-    assert client.completions.create(model="tiny", prompt="w5", max_tokens=1).choices[0].finish_reason == "length"
-
-
-def test_unknown_model_is_404(client):
-    with pytest.raises(openai.NotFoundError, match="model 'huge': must be one of tiny"):
-        client.completions.create(model="huge", prompt="w5")
-
-
-def test_full_queue_is_429_and_says_when_to_come_again():
-    engine = slowed(speaking.engine(max_num_seqs=1))
-    with ServerThread(engine, ServerLimits(max_waiting=1, drain_s=1)) as full:
-        client = client_of(full)
-        ask = {"model": "tiny", "prompt": "w5", "max_tokens": 200, "stream": True, "extra_body": {"ignore_eos": True}}
-        streams = [client.completions.create(**ask) for _ in range(2)]
-        with pytest.raises(openai.RateLimitError, match="2 requests run or wait: the queue is full") as refused:
-            client.completions.create(**ask)
-        assert refused.value.response.headers["retry-after"] == "1"
-        assert 'vllm:admission_rejections_total{engine="0",model_name="tiny",reason="capacity"} 1.0' in scrape(full)
-        for stream in streams:
-            stream.close()
-        idle(full)
-
-
-# leaving and ending
-
-
-def slowed(engine, seconds: float = 0.01):
-    """The engine with steps long enough for a client to do something in between."""
-    step = engine.step
-
-    def slow():
-        time.sleep(seconds)
-        return step()
-
-    engine.step = slow
-    return engine
-
-
-def test_client_that_leaves_a_stream_gives_its_pages_back():
-    engine = slowed(speaking.engine())
-    with ServerThread(engine) as server:
-        ask = {"model": "tiny", "prompt": "w5", "max_tokens": 200, "extra_body": {"ignore_eos": True}}
-        stream = client_of(server).completions.create(**ask, stream=True)
-        next(iter(stream))
-        stream.close()
-        idle(server)
-        assert [e.reason for e in engine.events.of("finish")] == ["abort: asked for"]
-
-
-def test_client_that_leaves_a_whole_answer_gives_its_pages_back():
-    engine = slowed(speaking.engine())
-    with ServerThread(engine) as server:
-        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
-        body = json.dumps({"prompt": "w5", "max_tokens": 200, "ignore_eos": True})
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        while not engine.events.of("token"):
-            time.sleep(0.01)
-        connection.close()
-        idle(server)
-        assert [e.reason for e in engine.events.of("finish")] == ["abort: asked for"]
-
-
-def test_shutdown_lets_answers_finish_and_takes_no_new_ones():
-    engine = slowed(speaking.engine(), 0.005)
-    server = ServerThread(engine, ServerLimits(drain_s=120)).start()
-    client = client_of(server)
-    ask = {"model": "tiny", "prompt": "w5", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
-    stream = iter(client.completions.create(**ask, stream=True))
-    first = next(stream)
-    server._server.should_exit = True
-    rest = list(stream)
-    assert rest[-1].choices[0].finish_reason == "length"
-    assert len(("".join(p.choices[0].text for p in [first, *rest])).split()) == 60
-    server.stop()
-    with pytest.raises(openai.APIConnectionError):
-        client.completions.create(**ask)
-    assert not server.service.loop.alive and not engine.requests
-
-
-def test_shutdown_ends_answers_that_take_longer_than_the_drain():
-    engine = slowed(speaking.engine(), 0.05)
-    server = ServerThread(engine, ServerLimits(drain_s=1)).start()
-    ask = {"model": "tiny", "prompt": "w5", "max_tokens": 200, "extra_body": {"ignore_eos": True}}
-    stream = iter(client_of(server).completions.create(**ask, stream=True))
-    next(stream)
-    server.stop()
-    assert not engine.requests and engine.cache.held_bytes == 0
-
-
-def test_engine_that_fails_is_500_for_those_who_wait_and_503_from_then_on():
-    engine = speaking.engine()
-    engine.step = lambda: 1 / 0
-    with ServerThread(engine) as server:
-        client = client_of(server)
-        with pytest.raises(openai.InternalServerError, match="division by zero"):
-            client.completions.create(model="tiny", prompt="w5")
-        with pytest.raises(openai.InternalServerError) as refused:
-            client.completions.create(model="tiny", prompt="w5")
-        assert refused.value.status_code == 503
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            urllib.request.urlopen(f"{server.url}/health")
-
-
 def test_answers_together_are_the_answers_alone(server, client):
     """Twelve calls at once on four places: each gets what it gets alone."""
-    from concurrent.futures import ThreadPoolExecutor
-
     prompts = [[5 + i, 6, 7 + i % 3] for i in range(12)]
 
     def ask(i: int) -> list[int]:
@@ -332,7 +144,3 @@ def test_answers_together_are_the_answers_alone(server, client):
         got = list(pool.map(ask, range(12)))
     assert got == [alone(p, max_tokens=20, temperature=1.0, seed=i) for i, p in enumerate(prompts)]
     idle(server)
-
-
-def scrape(server) -> str:
-    return urllib.request.urlopen(f"{server.url}/metrics").read().decode()
