@@ -40,7 +40,7 @@ class Four:
     """The guide's four metrics between two looks; None where the endpoint does not tell.
 
     Attributes:
-        usage: share of the pool that requests hold, at the later look.
+        usage: share of the pool that requests hold, at the later look; of several engines the mean.
         evictions_per_s: preemptions per second.
         hit_rate: prompt tokens found over prompt tokens looked up.
         ttft: by context bucket ("all" first).
@@ -60,7 +60,7 @@ def four(before: Scrape | None, after: Scrape) -> Four:
     for context in sorted(after.values(f"{TTFT_BY_CONTEXT}_count", "context"), key=_first_number):
         found[context] = _tail(difference(before, after, TTFT_BY_CONTEXT, context=context))
     return Four(
-        after.total(USAGE),
+        after.mean(USAGE),
         preemptions / seconds if preemptions is not None and seconds > 0 else None,
         hits / queries if hits is not None and queries else None,
         {name: tail for name, tail in found.items() if tail},
@@ -97,7 +97,8 @@ class Watch:
         while True:
             try:
                 self.looks.append(scrape(self._url))
-            except OSError:
+            except (OSError, ValueError):
+                # nobody answers, or a proxy says so in its own words
                 self.missed += 1
             if self._end.wait(self._every):
                 return
@@ -117,8 +118,8 @@ class Watch:
 
 
 def series(looks: Sequence[Scrape], name: str) -> list[float | None]:
-    """The values of a gauge at the looks."""
-    return [look.total(name) for look in looks]
+    """The values of a gauge at the looks: over the engines of an endpoint the sum, of a share the mean."""
+    return [look.mean(name) if name == USAGE else look.total(name) for look in looks]
 
 
 def rates(looks: Sequence[Scrape], name: str) -> list[float | None]:

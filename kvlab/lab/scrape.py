@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import urllib.request
 from collections.abc import Iterable
@@ -26,22 +27,31 @@ class Scrape:
 
     @classmethod
     def of(cls, text: str, at: float | None = None) -> Scrape:
-        """The look at an exposition in Prometheus' text format.
+        """The look at an exposition in Prometheus' text format. Lines that cannot be read are left out.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: there is no line that can.
         """
-        found = {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+        try:
+            found = _samples(text)
+        except ValueError as error:
+            found = {}
+            for line in text.splitlines():
+                with contextlib.suppress(ValueError):
+                    found |= _samples(line)
+            if not found:
+                raise ValueError(f"the answer is no exposition of metrics ({error})") from None
         return cls(time.monotonic() if at is None else at, found)
 
     def total(self, name: str, **labels: str) -> float | None:
         """The sum of the series of that name with these labels (other labels summed over); None when there is none."""
         found = [value for (n, own), value in self.samples.items() if n == name and labels.items() <= set(own)]
         return sum(found) if found else None
+
+    def mean(self, name: str) -> float | None:
+        """The mean of the series of that name, of a share that each engine tells of itself; None when there is none."""
+        found = [value for (n, _), value in self.samples.items() if n == name]
+        return sum(found) / len(found) if found else None
 
     def values(self, name: str, label: str) -> dict[str, float]:
         """Sums by the value of one label."""
@@ -56,10 +66,18 @@ class Scrape:
         """(upper bound, observations up to it) of a histogram, cumulated, over all series with these labels."""
         found: dict[float, float] = {}
         for (n, own), value in self.samples.items():
-            if n == f"{name}_bucket" and labels.items() <= set(own):
+            if n == f"{name}_bucket" and labels.items() <= set(own) and "le" in dict(own):
                 bound = float(dict(own)["le"])
                 found[bound] = found.get(bound, 0.0) + value
         return sorted(found.items())
+
+
+def _samples(text: str) -> dict[tuple[str, Labels], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
 
 
 def scrape(url: str, timeout: float = 5.0) -> Scrape:
