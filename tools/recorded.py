@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 from kvlab.lab.record import provenance
 
@@ -21,15 +23,23 @@ SLOW = "the slow tests: long prompts, shared configurations with two seeds, a fi
 FUZZ = "every test that draws from a seed, with new seeds for {:g} s"
 
 
-def pytest(name: str, *arguments: str) -> tuple[int, dict[str, int]]:
-    """Exit code and counts (tests, errors, failures, skipped) of one pytest run."""
+def pytest(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code of one pytest run, counts (tests, errors, failures, skipped), and how often it skipped for what reason."""
     report = ROOT / "build" / "reports" / f"recorded-{name}.xml"
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-n", "2", f"--junit-xml={report}", *arguments]
     code = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
-    head = report.read_text(encoding="utf-8")[:2000] if report.exists() else ""
-    return code, {k: int(v) for k, v in re.findall(r'(tests|errors|failures|skipped)="(\d+)"', head)}
+    return code, summary(report.read_text(encoding="utf-8")) if report.exists() else {}
+
+
+def summary(report: str) -> dict[str, Any]:
+    """Counts of a JUnit report, and with skips their reasons."""
+    suite = next(ElementTree.fromstring(report).iter("testsuite"))
+    counts: dict[str, Any] = {name: int(suite.get(name, 0)) for name in ("errors", "failures", "skipped", "tests")}
+    # an expected failure is a skip to JUnit
+    reasons = Counter(f"{skip.get('type', '')}: {skip.get('message', '')}" for skip in suite.iter("skipped"))
+    return counts | ({"skip_reasons": dict(sorted(reasons.items()))} if reasons else {})
 
 
 def slow() -> tuple[int, dict]:
