@@ -30,7 +30,7 @@ def chapter_rows() -> list[list[str]]:
     for path in sorted(RUN.glob("*.json")):
         record = json.loads(path.read_text())
         name = f"[{record['chapter']}](chapters/{record['chapter']})"
-        peak = f"{record['peak_bytes'] / 2**30:.1f} GiB" if record["peak_bytes"] else "not recorded"
+        peak = f"{record['peak_bytes'] / 2**30:.1f} GiB" if record.get("peak_bytes") else "not recorded"
         here = [f"{record['seconds']:.0f} s", peak, record["date"], record["machine"]["commit"]]
         rows.append([name, record["result"], *here])
     return rows
@@ -39,7 +39,7 @@ def chapter_rows() -> list[list[str]]:
 def conditions(record: dict) -> str:
     """What one chapter ran on and with which versions, as its run noted it."""
     here = record["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
     return f"{here['cpu']}, {here['cores']} cores, {here['system']}, Python {here['python']}. {versions}."
 
 
