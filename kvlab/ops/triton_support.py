@@ -107,6 +107,13 @@ def warp_group_products(device: torch.device) -> bool:
     return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def amd(device: torch.device) -> bool:
+    """Whether kernels are for AMD's matrix units, whose sums and operands all lie in a wave's registers."""
+    if _targets:
+        return _targets[-1].backend == "hip"
+    return device.type == "cuda" and torch.version.hip is not None
+
+
 def power_of_2(n: int, least: int = 1) -> int:
     """The smallest power of two that is at least `n` and `least`: what a block of a kernel spans."""
     return max(least, triton.next_power_of_2(n))

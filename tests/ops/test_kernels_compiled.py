@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,31 @@ def test_the_checker_sees_what_was_planted() -> None:
     rules = {name: [rule for rule, _ in case["broken"]] for name, case in found.items()}
     assert rules == {"wide load": [], "product": [], "scalar load": ["16-byte loads"], "spill": ["no spills"]}
     assert [name for name, case in found.items() if case["tensor_ops"]] == ["product"]
+
+
+def test_an_exception_covers_what_it_names_and_no_more() -> None:
+    """A narrower load, more stack, or another kernel is broken all the same."""
+    from kvlab.lab.kernels.reading import Reading
+    from kvlab.lab.kernels.rules import EXCEPTIONS, broken
+
+    def rules(where: str, **found: object) -> list[str]:
+        arch, _, name = where.replace("*", "x").partition("/")
+        arch = arch.replace("sm_x", "sm_90")
+        fine = {"spill_bytes": 0, "code_loads": {16: 4}, "scalar_dots": 0, "dots": 2}
+        reading = Reading(**{f.name: None for f in fields(Reading)} | fine | found)
+        return [rule for rule, _ in broken(arch, name, reading)]
+
+    for one in EXCEPTIONS:
+        assert one.why
+        if one.rule == "16-byte loads":
+            assert rules(one.where, code_loads={16: 4, one.limit: 2}) == []
+            assert rules(one.where, code_loads={16: 4, one.limit // 2: 2}) == ["16-byte loads"]
+        else:
+            assert rules(one.where, spill_bytes=one.limit) == []
+            assert rules(one.where, spill_bytes=one.limit + 4) == ["no spills"]
+    for arch in ("sm_90", "gfx942"):
+        assert rules(f"{arch}/decode/llama-3-8b/bf16", spill_bytes=4) == ["no spills"]
+    assert rules("sm_90/decode/llama-3-8b/bf16", code_loads={8: 1}) == ["16-byte loads"]
 
 
 def test_a_product_without_matrix_units_is_seen() -> None:

@@ -15,7 +15,7 @@ from kvlab.ops.attention.triton_packed import paged_decode_packed
 from kvlab.ops.attention.triton_prefill import paged_prefill
 from kvlab.ops.attention.triton_prefill_packed import paged_prefill_packed
 from kvlab.ops.batch import AttentionBatch
-from kvlab.ops.triton_support import Launch, interpreted, native_fp8, power_of_2, warp_group_products
+from kvlab.ops.triton_support import Launch, amd, interpreted, native_fp8, power_of_2, warp_group_products
 from kvlab.ops.views import PageViews
 
 SPLIT = 512  # tokens of a split: its partial result is then under 2% of what it reads
@@ -148,7 +148,7 @@ def prefill_launch(
     large = warp_group_products(query.device) and not wide and not tree
     block_m = power_of_2(meta["GROUP"], 128 if large else 64)
     # a tree's mask is a second tile of the scores' size, two halves are two products' operands in registers
-    small = tree or wide or (packed and not large)
+    small = tree or wide or (packed and not large) or (meta.get("SCALES") and amd(query.device))
     block_n = 32 if small else meta["BLOCK_N"]
     meta |= {"BLOCK_M": block_m, "BLOCK_Q": block_m // meta["GROUP"], "BLOCK_N": block_n}
     args = page_args(query, views, batch, rules) | {

@@ -11,7 +11,7 @@ from kvlab.ops.attention.triton_merge import merge_launch
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.mla_attention.absorbed import enter, leave
 from kvlab.ops.mla_attention.triton_kernel import mla_decode
-from kvlab.ops.triton_support import Launch, native_fp8, power_of_2
+from kvlab.ops.triton_support import Launch, amd, native_fp8, power_of_2
 from kvlab.ops.views import SegmentViews
 
 
@@ -59,10 +59,12 @@ def decode_launches(
         "s_out_row": parts.stride(0), "s_out_head": parts.stride(2), "s_out_split": parts.stride(1), 
         "s_lse_row": lse.stride(0), "s_lse_split": lse.stride(1),
     }  # fmt: skip
-    block_h = min(32, power_of_2(heads, 16))
+    # one latent is 512 fp32 sums: AMD's registers hold those of half as many heads, beside half as many tokens
+    most_heads, tokens = (16, 16) if amd(inner.device) else (32, 32)
+    block_h = min(most_heads, power_of_2(heads, 16))
     meta = {
         "HEADS": heads, "BLOCK_H": block_h, "C": latent, "BLOCK_C": power_of_2(latent, 16), "R": rotated,
-        "BLOCK_R": power_of_2(rotated, 16), "PAGE": views.block_size, "BLOCK_N": 32, "SPLIT": split, "ALONE": splits == 1,
+        "BLOCK_R": power_of_2(rotated, 16), "PAGE": views.block_size, "BLOCK_N": tokens, "SPLIT": split, "ALONE": splits == 1,
         "SOFT_FP8": soft, "COMPUTE": compute_type(inner.dtype, rope.dtype),
     }  # fmt: skip
     launches = [Launch(mla_decode, (-(-heads // block_h), splits, count), args, meta, num_warps=8, num_stages=2)]
