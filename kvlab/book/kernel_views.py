@@ -35,6 +35,7 @@ def access_figure(found: Sequence[dict[str, Any]], pages: int) -> Any:
             x=[shown.index(a) for a in mine], y=[a["page"] for a in mine], mode="markers+text",
             marker={"symbol": symbol, "size": 13, "color": colour}, name={"k": "keys", "v": "values"}[segment],
             text=[f"{segment}{len(a['slots'])}" for a in mine], textposition="top center",
+            hovertext=[f"{a['bytes']} bytes from byte {a['first']}, lanes {', '.join(map(str, a['lanes']))}" for a in mine],
         )  # fmt: skip
     figure.update_yaxes(tickvals=list(range(pages)), range=[-0.5, pages])
     return figure

@@ -36,10 +36,12 @@ class Example:
 
 
 def recorded(example: Example) -> list[dict[str, Any]]:
-    """The accesses of `example` in order; each {order, program, segment, page, head, slots, bytes, first}.
+    """The accesses of `example` in order; each {order, program, segment, page, head, slots, lanes, bytes, first}.
 
-    `program` is (head block, split, sequence); `slots` the slots of the page that a load took from one page; `first`
-    the byte of the page where it begins; `bytes` how many were read, lanes that a mask left out not counted.
+    `program` is (head block, split, sequence); `slots` the slots of the page that a load took from one page, in the
+    order of its lanes; `lanes` the lane that reads the first byte of each; `first` the byte of the page where it begins;
+    `bytes` how many were read, lanes that a mask left out not counted. A lane is a place in the load's tile, counted row
+    by row: which thread holds it, and with how many neighbours, is the compiler's to choose (`kvlab kernels`).
 
     Raises:
         RuntimeError: triton is not installed (it is for Linux only), or the run failed.
@@ -102,15 +104,19 @@ def _note(log: list[dict[str, Any]], program: tuple[int, ...], access: tuple, vi
     pointers, mask, item = access
     pointers, mask = np.broadcast_arrays(pointers, mask)
     base, page_bytes = views.buffer.data_ptr(), views.layout.page_bytes
-    at = pointers[mask].astype(np.int64) - base
-    at = at[(at >= 0) & (at < views.buffer.numel())]
+    at, lanes = pointers[mask].astype(np.int64) - base, np.flatnonzero(mask)
+    in_pool = (at >= 0) & (at < views.buffer.numel())
+    at, lanes = at[in_pool], lanes[in_pool]
     for page in dict.fromkeys((at // page_bytes).tolist()):
-        inside = np.unique(at[at // page_bytes == page] % page_bytes)
+        here = at // page_bytes == page
+        inside, mine = at[here] % page_bytes, lanes[here]
         segment = next(s for s in views.layout.segments if s.offset <= inside[0] < s.offset + s.size_bytes)
-        rows = np.unique((inside - segment.offset) // segment.row_bytes)
+        rows, first = np.unique((inside - segment.offset) // segment.row_bytes, return_index=True)
+        rows, first = rows[np.argsort(first)], np.sort(first)
         log.append({"order": len(log), "program": list(program), "segment": segment.name, "page": int(page),
                     "head": int(rows[0] // segment.tokens), "slots": (rows % segment.tokens).tolist(),
-                    "first": int(inside[0]), "bytes": int(len(inside) * item)})  # fmt: skip
+                    "lanes": mine[first].tolist(), "first": int(inside.min()),
+                    "bytes": int(len(np.unique(inside)) * item)})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,8 +8,28 @@ from kvlab.book import kernel_views
 from kvlab.lab.kernel_access import Example
 
 ACCESSES = [
-    {"order": 0, "program": [0, 0, 0], "segment": "k", "page": 2, "head": 0, "slots": [0, 1], "first": 0, "bytes": 64},
-    {"order": 1, "program": [0, 0, 0], "segment": "v", "page": 2, "head": 0, "slots": [0, 1], "first": 64, "bytes": 64},
+    {
+        "order": 0,
+        "program": [0, 0, 0],
+        "segment": "k",
+        "page": 2,
+        "head": 0,
+        "slots": [0, 1],
+        "lanes": [0, 16],
+        "first": 0,
+        "bytes": 64,
+    },
+    {
+        "order": 1,
+        "program": [0, 0, 0],
+        "segment": "v",
+        "page": 2,
+        "head": 0,
+        "slots": [0, 1],
+        "lanes": [0, 16],
+        "first": 64,
+        "bytes": 64,
+    },
 ]
 
 
@@ -36,6 +56,7 @@ def test_a_run_that_fails_is_not_papered_over(monkeypatch: pytest.MonkeyPatch) -
 def test_the_figure_has_a_mark_per_load() -> None:
     figure = kernel_views.access_figure(ACCESSES, 4)
     assert [(list(t.x), list(t.y)) for t in figure.data] == [([0], [2]), ([1], [2])]
+    assert figure.data[1].hovertext == ("64 bytes from byte 64, lanes 0, 16",)
 
 
 def test_rows_that_are_not_recorded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,9 @@ def test_every_live_byte_is_read_once_in_the_order_of_the_table() -> None:
             assert [a["page"] for a in mine] == [5, 2, 7, 3]
             assert [a["slots"] for a in mine] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0]]
             assert sum(a["bytes"] for a in mine) == 13 * row
+            # a tile's rows are tokens of 16 values: token t begins at lane 16 * t, whichever page it is in
+            assert [a["lanes"] for a in mine] == [[0, 16, 32, 48], [64, 80, 96, 112], [128, 144, 160, 176], [192]]
+            assert [a["first"] for a in mine] == [mine[0]["first"]] * 4
     assert [a["order"] for a in found] == list(range(len(found)))
     assert {tuple(a["program"]) for a in found} == {(0, 0, 0), (1, 0, 0)}
 
@@ -29,3 +32,6 @@ def test_a_window_and_splits_leave_pages_alone() -> None:
     keys = [a for a in found if a["segment"] == "k"]
     assert [(a["program"][1], a["page"], a["slots"]) for a in keys] == [(0, 2, [3]), (1, 7, [0, 1, 2, 3]), (1, 3, [0])]
     assert {a["segment"] for a in found} == {"k", "v", "k_scale", "v_scale"}
+    # tiles begin at multiples of their length, wherever a split does: token 7 is lane 7 of scales, 112 of 16 values a token
+    assert [a["lanes"] for a in keys] == [[112], [128, 144, 160, 176], [192]]
+    assert [a["lanes"] for a in found if a["segment"] == "k_scale"] == [[7], [8, 9, 10, 11], [12]]
