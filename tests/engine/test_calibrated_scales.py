@@ -64,3 +64,20 @@ def test_scales_of_other_formats_and_shapes_are_refused(quiet) -> None:
     wide = {0: type(scales[0])(torch.ones(3, 1), torch.ones(2, 1))}
     with pytest.raises(ValueError, match=r"k of layer 0 has shape \(3, 1\)"):
         Engine(quiet, kv_dtype="fp8_e4m3", kv_scales=wide, num_blocks=9)
+
+
+def test_calibration_sees_the_rows_of_its_own_layer_alone(tiny, monkeypatch) -> None:
+    """Pitfall: kekzl/imp#91, where a workspace wider than a layer gave it the scale of what lay beyond.
+
+    Rows of 6 values padded to 8, a last page that is not full, and 8.7e8 wherever nobody wrote.
+    """
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+    model, found = tiny("both").model("fp32"), []
+    for fill in (0x00, 0x4E):
+        run = PagedRun(model, "fp32", 13)
+        run.storage.fill(fill)
+        run.read(list(range(13)))
+        found.append(calibrate([run.rows(layer) for layer in range(len(run.views))], "channel"))
+    for layer, scales in found[0].items():
+        assert torch.equal(scales.k, found[1][layer].k) and torch.equal(scales.v, found[1][layer].v)
+        assert scales.k.shape == (2, 6) and float(scales.k.max()) < 1

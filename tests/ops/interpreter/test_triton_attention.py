@@ -81,6 +81,18 @@ def test_every_two_options_together(case: dict, monkeypatch: pytest.MonkeyPatch)
     check(case, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("dims", "fmt"),
+    [((72, 72), "nvfp4"), ((160, 160), "int4_g32"), ((192, 192), "bf16"), ((192, 128), "mxfp4")],
+    ids=str,
+)
+def test_widths_that_are_no_power_of_two(dims: tuple[int, int], fmt: str, monkeypatch) -> None:
+    """Groups of 16 and 32 values that the border between the halves of a row cuts, and values narrower than keys."""
+    case = {"fmt": fmt, "split": 16, "dims": dims, "heads": (2, 1), "block_size": 7, "query": "fp32", "alibi": False}
+    case |= {"mix": "decode, then chunks", "window": 6, "softcap": 0.0, "chunk": 0, "sinks": False}
+    check(case, monkeypatch)
+
+
 @pytest.mark.parametrize(("fmt", "sides"), [("fp8_e4m3", (2, 40)), ("fp8_e5m2", (2, 1)), ("fp8_e4m3", (1, 1))])
 def test_scales_found_from_data_go_into_queries_and_results(fmt: str, sides: tuple[int, int], monkeypatch) -> None:
     """A scale per channel, head and tensor; two splits, a window, and chunks beside the decode."""

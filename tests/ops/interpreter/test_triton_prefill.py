@@ -50,6 +50,30 @@ def test_chunks_of_several_blocks_find_their_sequences(group: int) -> None:
     assert_close("blocks", oracle(query, paged, 0.3, 11), out, "fp32")
 
 
+@pytest.mark.parametrize("backend", ["triton", "torch", "reference"])
+def test_chunks_behind_prefixes_of_many_lengths(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall: sglang#22291: beside long prefixes a short one was read with length 0. None, a token, a page, ten pages."""
+    monkeypatch.setenv("KVLAB_OPS", backend)
+    lens = ([3, 3, 3, 3], [3, 4, 3 + 4, 3 + 40])
+    paged = fill("fp32", (2, 16, 4), lens)
+    query = torch.randn(12, 4, 16)
+    out = paged_attention(query, paged.views, paged.batch, scale=0.3)
+    assert_close("in one batch", oracle(query, paged, 0.3), out, "fp32")
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch", "reference"])
+def test_tables_padded_with_minus_one_lead_nowhere(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nano-vllm pads them. Decodes, an empty sequence between them, a chunk; -1 would be the last page, which is NaN."""
+    monkeypatch.setenv("KVLAB_OPS", backend)
+    paged = fill("fp32", (2, 16, 4), ([1, 1, 5], [9, 0, 8]), padded_rows=1, seed=3)
+    table = torch.where(paged.batch.block_table == 0, -1, paged.batch.block_table)
+    assert (table < 0).any(1).all() and paged.views.k[-1].isnan().all()
+    query, before = torch.randn(paged.batch.num_tokens, 4, 16), paged.views.buffer.clone()
+    out = paged_attention(query, paged.views, replace(paged.batch, block_table=table), scale=0.3)
+    assert_close("padded", oracle(query, paged, 0.3), out, "fp32")
+    assert out.isfinite().all() and torch.equal(before, paged.views.buffer)
+
+
 @pytest.mark.parametrize("chunk", [1, 7], ids=["decode", "prefill"])
 def test_a_page_beyond_32_bits_is_reached(chunk: int) -> None:
     """int8 pages of 4,352 bytes from page 500,000 on begin beyond 2**31; untouched memory costs nothing."""
