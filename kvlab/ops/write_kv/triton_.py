@@ -1,4 +1,8 @@
-"""write_kv as one Triton kernel, with the rotation of the keys in it where a caller has not turned them yet."""
+"""write_kv as one Triton kernel, with the rotation of the keys in it where a caller has not turned them yet.
+
+The models of `kvlab.models` turn keys before they write, in one operation with the queries, and so give no angles:
+one more read and write of the new keys, a row per token, beside the pages that a step reads.
+"""
 
 from __future__ import annotations
 
