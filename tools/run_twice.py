@@ -30,9 +30,9 @@ def doubled(notebook: dict) -> dict:
 
 
 def shown(cell: dict) -> str:
-    """The text that a cell showed."""
+    """The text that a cell showed, without addresses of objects."""
     parts = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", ())]
-    return "".join("".join(part) for part in parts)
+    return re.sub(r" at 0x[0-9a-f]+", "", "".join("".join(part) for part in parts))
 
 
 def other_numbers(executed: dict) -> Iterator[str]:
