@@ -1,7 +1,7 @@
-"""Every kind of cache, pools too small, every policy: each request gets the tokens that it gets alone, exactly.
+"""Every kind of cache with everything on, one story with all features: each request gets the tokens that it gets alone.
 
-Victims are dropped or swapped, prefixes are saved and loaded, host memory is too small for all of it. Engines run with
-`check`: invariants after each step, NaN in every page nobody holds.
+Victims are dropped or swapped, prefixes are saved and loaded. Engines run with `check`: invariants after each step, NaN
+in every page nobody holds. Small pools and mixes of features are in `test_fifty_schedules`.
 """
 
 import random
@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from drafting import speculation
 from kinds import ADAPTED, KINDS, kind
 from late_copies import LateCopier
 
@@ -20,120 +21,16 @@ from kvlab.schedule import SchedulingPolicy
 from kvlab.schedule.policy import ORDERS, PREEMPT, VICTIMS
 from kvlab.specs.pools import POOLS, pool_layout
 from kvlab.specs.rollback import RollbackPolicy
-from kvlab.speculate import Draft, SpeculationOptions
-from kvlab.speculate.draft import Stateless
 
 PROMPT, OUTPUT = 20, 8
-
-
-def random_policy(rng, model):
-    preempt = rng.choice(PREEMPT)
-    # rates at which short sequences are computed again and long ones moved
-    costs = swap_costs(model, 1e9, rng.choice([1e9, 1e13]), 1e-6) if preempt == "auto" or rng.random() < 0.5 else None
-    return SchedulingPolicy(rng.choice(ORDERS), rng.choice(VICTIMS), preempt, costs, patience=2)
-
-
-def random_prefix(rng):
-    design, eviction = rng.choice(DESIGNS), rng.choice(EVICTIONS)
-    return rng.choice([None, PrefixOptions(design, eviction)])
-
-
-def random_engine(rng, model, **options):
-    block_size = default_block_size(model.spec, 1) * rng.choice([1, 2, 4])
-    pools, budget = rng.choice(POOLS), rng.choice([3, 6, 12, 64])
-    rollback = rng.choice([RollbackPolicy(), RollbackPolicy(4, 3, checkpoints_kept=3)])
-    layout = pool_layout(model.spec, block_size, pools)
-    pages = layout.sequence_pages(PROMPT + OUTPUT, budget, rollback)
-    room = rng.uniform(1, 1.7)
-    # drafts on states want a copy of each
-    extra = 6 if "speculation" in options else 2
-    units = layout.units(pages)
-    host = max(layout.page_bytes(g) for g in range(len(layout.groups))) * rng.choice(
-        [2, 2 * sum(pages), 9 * sum(pages)]
-    )
-    return Engine(
-        model, check=True, block_size=block_size, pools=pools, max_num_seqs=4, max_batched_tokens=budget,
-        num_blocks=tuple(extra + int(n * room) for n in units), page_seed=1, rollback=rollback,
-        scheduling=random_policy(rng, model), tiers=TierOptions(host), prefix=random_prefix(rng), **options,
-    )  # fmt: skip
-
-
-def random_requests(rng, model, count):
-    """Prompts, some of which begin with an earlier one and what came after it."""
-    known: list[list[int]] = []
-    for _ in range(count):
-        prompt = [rng.randrange(model.vocab) for _ in range(rng.randint(1, PROMPT))]
-        if known and rng.random() < 0.5:
-            start = rng.choice(known)
-            prompt = (start + prompt)[: rng.randint(min(len(start) + 1, PROMPT), PROMPT)]
-        params = SamplingParams(rng.randint(2, OUTPUT), rng.choice([0.0, 0.8]), seed=rng.randrange(9), ignore_eos=True)
-        known.append((prompt + model.tokens(prompt, params))[: PROMPT - 1])
-        yield prompt, params
-
-
-@pytest.mark.parametrize("seed", range(1))
-@pytest.mark.parametrize("name", KINDS)
-def test_tokens_are_those_of_each_request_alone(name, seed):
-    rng, model = random.Random(seed * 1000 + len(name)), kind(name)
-    engine = random_engine(rng, model.model)
-    wanted = {}
-    for prompt, params in random_requests(rng, model, 6):
-        request = engine.add_request(prompt, params, priority=rng.randrange(3))
-        wanted[request] = (engine.requests[request], prompt, params)
-        for _ in range(rng.randint(0, 4)):
-            engine.step()
-        if rng.random() < 0.1:
-            engine.abort(rng.choice(list(wanted)))
-        if rng.random() < 0.2:
-            engine.scheduler.preempt(rng.choice(list(wanted)), 0.0)
-    while engine.scheduler.has_work:
-        engine.step()
-    for request, prompt, params in wanted.values():
-        assert request.finish_reason in ("length", "abort")
-        expected = model.tokens(prompt, params)
-        assert request.output == expected[: len(request.output)]
-    assert engine.kv.held_bytes == 0 and not engine.tiers.in_flight
-
-
-class Teacher(Stateless):
-    """Drafts what each request will say, now and then with a mistake; as a tree a wrong branch stands before the right."""
-
-    def __init__(self, answers, vocab, tree=False):
-        self.answers, self.vocab, self.tree = answers, vocab, tree
-
-    def propose(self, requests, counts):
-        drafts = []
-        for request, count in zip(requests, counts, strict=True):
-            known, parents = len(request.output), ()
-            tokens = self.answers[request.request_id][known : known + count]
-            if tokens and known % 2 == 1:
-                # the first of them, as a step may have room for no more
-                tokens[0] = (tokens[0] + 1) % self.vocab
-            elif self.tree and len(tokens) > 1:
-                tokens, parents = [(tokens[0] + 1) % self.vocab, *tokens[:-1]], (-1, -1, *range(1, len(tokens) - 1))
-            drafts.append(Draft(tuple(tokens), parents))
-        return drafts
-
-
-BRANCHING = ("full", "neighbours")
-OWN_DRAFTS = ("full", "windows", "latent", "indexed")
 FEATURES = {
     "looks": (0, 2, None),  # until a copy ends
     "disk": (True, False),
     "host": ("small", "1MiB"),
-    "drafts": ("taught", "tree", "ngram", "lookahead", "model"),
+    "drafts": ("right", "tree", "ngram", "lookahead", "model"),
 }
 FIRST = {"looks": 2, "disk": True, "host": "1MiB", "drafts": "tree"}
 """What the pinned seed has first, with what it must bring about; all else is drawn."""
-
-
-def speculation(rng, model, drafts, answers):
-    """Drafts of that sort, or the nearest that the kind can have."""
-    tree = drafts == "tree" and model.name in BRANCHING
-    if drafts in ("taught", "tree") or (drafts == "model" and model.name not in OWN_DRAFTS):
-        return SpeculationOptions(lambda engine: Teacher(answers, model.vocab, tree), k=3)
-    own = {"method": "draft", "draft": model.model, "drawn": False} if drafts == "model" else {"method": drafts}
-    return SpeculationOptions(k=rng.choice([2, 5]), adapt=rng.random() < 0.3, longest=rng.randint(1, 3), **own)
 
 
 def all_features(rng, model, design, preempt, drawn, directory):
@@ -153,7 +50,7 @@ def all_features(rng, model, design, preempt, drawn, directory):
         num_blocks=tuple(12 + 2 * n for n in layout.units(pages)), page_seed=1, rollback=rollback, tiers=tiers,
         prefix=PrefixOptions(design, rng.choice(EVICTIONS), ttl=rng.choice([1e-3, 60])),
         scheduling=SchedulingPolicy(rng.choice(ORDERS), rng.choice(VICTIMS), preempt, costs, patience=2),
-        speculation=speculation(rng, model, drawn["drafts"], answers),
+        speculation=speculation(model, drawn["drafts"], answers, adapt=rng.random() < 0.3, longest=rng.randint(1, 3)),
     )  # fmt: skip
     if drawn["looks"] != 0:
         engine.tiers.copier = LateCopier(engine.tiers.copier, drawn["looks"])

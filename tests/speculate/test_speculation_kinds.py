@@ -67,7 +67,7 @@ def random_options(rng, model):
     return options | {"num_blocks": tuple(2 + int(units * room) for units in layout.units(pages))}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize("name", KINDS)
 def test_random_schedules_with_drafts_give_the_tokens_of_none(name, seed):
     model, rng = kind(name), random.Random(seed * 100 + len(name))
