@@ -4,7 +4,8 @@ Needs torch, triton and numpy, no downloads: weights and keys are random, shapes
 order, each within its own seconds (STAGES; under eight minutes in all), and the result is written after each, so that a
 run that was cut off goes on where it stopped; `--stage` runs one again. Each stage keeps the commit, device, driver and
 versions of the run that measured it, and kernels are checked again where commit or device are others. Rows that a stage
-had no time for are named. On a machine without a GPU only `check` runs, in Triton's interpreter (TRITON_INTERPRET=1): no figure is invented.
+had no time for are named. On a machine without a GPU only `check` runs, in Triton's interpreter (TRITON_INTERPRET=1):
+no figure is invented.
 """
 
 from __future__ import annotations
