@@ -81,7 +81,7 @@ def soak() -> tuple[int, dict]:
 def quality() -> int:
     """Three formats on 30,720 tokens, every format on fewer, and passkeys; each command writes its own record."""
     out, passkey = str(RESULTS / "quality_kv_formats.json"), str(RESULTS / "passkey_kv_formats.json")
-    every = ["--more", "--in-chunks", "--segments", "8", "--length", "512", "--formats", "ALL"]
+    every = ["--more", "--in-chunks", "--segments", "8", "--length", "768", "--formats", "ALL"]
     for module, arguments in (("quality", []), ("quality", every), ("passkey", [])):
         command = [sys.executable, "-m", f"kvlab.lab.{module}", "--out", passkey if module == "passkey" else out]
         if code := subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode:

@@ -5,7 +5,7 @@ cache per format, and one in the dtype the model computes in ("full precision": 
 At every token the formats' distributions are compared with the full-precision one.
 
     python -m kvlab.lab.quality --out book/results/quality_kv_formats.json
-    python -m kvlab.lab.quality --out book/results/quality_kv_formats.json --more --in-chunks --segments 8 --length 512
+    python -m kvlab.lab.quality --out book/results/quality_kv_formats.json --more --in-chunks --segments 8 --length 768
         --formats ALL   (every format, fewer tokens)
 """
 
