@@ -41,12 +41,28 @@ def chapter_with_explorer() -> Path:
     pytest.fail("no chapter shows the explorer")
 
 
+# what JupyterLab shows of text that it cannot render: a directive's fence, a role, and its own words for what it lacks
+RAW = re.compile(r":::|\{[a-z:-]+\}`|Unknown (?:Directive|Role)|\w+ Not Found")
+PLANTED = "A fence \\:::{note}, a role \\{cite}\\`a\\`, {cite}`nobody2000`.\n\n:::{nosuchdirective}\n:::\n"
+RENDERED = """() => [...document.querySelectorAll('.jp-MarkdownCell .myst')].map(cell => {
+  const copy = cell.cloneNode(true); copy.querySelectorAll('pre, code').forEach(e => e.remove());
+  return [copy.textContent, ...[...copy.querySelectorAll('[title]')].map(e => e.title)].join(' '); })"""
+
+
+def plant(notebook: Path) -> None:
+    """Adds a last cell of text that JupyterLab cannot render, which the check of the rendered text has to find."""
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    content["cells"].append({"cell_type": "markdown", "id": "planted", "metadata": {}, "source": PLANTED})
+    notebook.write_text(json.dumps(content), encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a running JupyterLab on copies of the chapters, as a fresh user with an empty home."""
     home = tmp_path_factory.mktemp("home")
     folder = tmp_path_factory.mktemp("lab")
     shutil.copytree(ROOT / "chapters", folder / "chapters")
+    plant(folder / "chapters" / chapter_with_explorer().name)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -139,10 +155,11 @@ def test_a_reader_runs_a_chapter_and_measures(lab, chromium) -> None:
     assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     shown = page.inner_text(".jp-Notebook")
     assert "Traceback" not in shown
-    texts = page.locator(
-        ".jp-RenderedMarkdown, .jp-RenderedMystMarkdown, .jp-MarkdownCell .jp-MarkdownOutput"
-    ).all_inner_texts()
-    assert [m for t in texts for m in re.findall(r":::|\\{[a-z-]+\\}`", t)] == []
+    text_cells = 1 + sum(c["cell_type"] == "markdown" for c in json.loads(chapter.read_text())["cells"])
+    page.wait_for_function("n => document.querySelectorAll('.jp-MarkdownCell .myst').length === n", arg=text_cells)
+    *texts, planted = page.evaluate(RENDERED)
+    assert [found for text in texts for found in RAW.findall(text)] == []
+    assert RAW.findall(planted) == [":::", "{cite}`", "Unknown Directive", "Citation Not Found"]
 
     explorer = page.locator("section.kvx").first
     explorer.wait_for()
