@@ -73,6 +73,8 @@ class PrefixCache(Evicting):
         self.counters, self.version, self.now = Counters(), 0, 0.0
         self.on_evict: Callable[[Sequence[int], str], None] | None = None
         self._needed = f"{options.eviction}, its place was needed"
+        # pages of groups that close (`kvlab.specs.grouped`) are written again after they are full
+        self._closes = any(part.kind == "closed" for group in layout.groups for part in group.parts)
         self._standing: dict[str, Standing] = {}
         self._histories: dict[str, tuple[int, History]] = {}
         self._counted: set[str] = set()
@@ -203,7 +205,11 @@ class PrefixCache(Evicting):
         if standing is None or standing.handle.closed:
             return
         first, last = standing.handle.units, computed // self.unit
-        if last > first:
+        if last > first and self._closes and self.index.walk(standing.history, last).units > first:
+            # groups in another's pages may still be open, as who fills them has not come as far or has left: this
+            # request keeps its own pages, and what follows on them is not put behind the other's
+            standing.handle.closed = True
+        elif last > first:
             self._insert(standing, first, last, tables, states, length)
 
     def _insert(self, standing: Standing, first: int, last: int, tables, states: dict[int, int], length: int) -> None:
