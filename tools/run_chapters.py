@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -136,6 +137,9 @@ def execute(copy: Path) -> str:
         except subprocess.TimeoutExpired:
             end_all(process.pid)
             return f"stopped after {NOTEBOOK_SECONDS} s, the limit for one chapter"
+        except BaseException:  # Ctrl-C, or the end of CI's time
+            end_all(process.pid)
+            raise
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
     print(text.splitlines()[-1] if text else "", flush=True)
     return "\n".join(text.splitlines()[-60:]) if process.returncode else ""
@@ -223,6 +227,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="part of a chapter's file name; default: every chapter")
     parser.add_argument("--force", action="store_true", help="execute again what is unchanged")
     options = parser.parse_args()
+    # ended from outside, a chapter and its kernel end too: they are in sessions of their own
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chapters: told to end"))
     RUN.mkdir(parents=True, exist_ok=True)
     wanted = [p for p in chapters() if not options.names or any(n in p.name for n in options.names)]
     for stale in RUN.glob("*.ipynb"):

@@ -11,13 +11,13 @@ NOT_MEASURED = "Not measured on a GPU yet: times here are bounds, counted from b
 HEADER = ["stage", "what", "us", "GB/s", "of a device copy", "aim (H200)"]
 
 
-def gpu_record() -> dict[str, Any] | None:
-    """The record, or None: none is there, or no more than a check of the kernels."""
+def gpu_record(*stages: str) -> dict[str, Any] | None:
+    """The record, or None: none is there, or none that measured one of `stages` (default: decode or models)."""
     try:
         found = load_result(RESULT)
     except FileNotFoundError:
         return None
-    return found if any(_rows(found, stage) for stage in ("decode", "models")) else None
+    return found if any(_rows(found, stage) for stage in stages or ("decode", "models")) else None
 
 
 def origin(record: dict[str, Any], stage: str) -> str:
@@ -26,9 +26,12 @@ def origin(record: dict[str, Any], stage: str) -> str:
 
 
 def decode_table(record: dict[str, Any]) -> list[list[str]]:
-    """Rows under HEADER: decode by format and batch, and the same attention by others in one run."""
-    found = []
-    for stage in ("decode", "against"):
+    """Rows under HEADER: decode by format and batch, and the same attention by others where one run measured both."""
+    found, measured = [], record["measured"]
+    together = all(
+        measured.get("against", {}).get(k) == measured["decode"].get(k) for k in ("device", "commit", "date")
+    )
+    for stage in ("decode", "against") if together else ("decode",):
         for name, row in _rows(record, stage).items():
             aim = f"{row['target_of_copy']:.0%}" if "target_of_copy" in row else "-"
             share = f"{row['of_copy']:.0%}" if "of_copy" in row else "-"

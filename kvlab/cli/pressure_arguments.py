@@ -56,6 +56,8 @@ def check_pressure(args: argparse.Namespace) -> None:
     if args.flop_rate is not None and not 0 < args.flop_rate < float("inf"):
         raise ValueError(f"--flop-rate {args.flop_rate}: must be a positive number of operations a second")
     _link_rate(args)
+    if len(rates) == 1 and args.preempt != "auto" and args.victim == "cheapest":
+        raise ValueError("--victim cheapest: give both --link-rate and --flop-rate, or neither")
 
 
 def tiers_of(args: argparse.Namespace) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.load_report import TRACE, add_load_arguments, load_of, print_summary
+from kvlab.specs.units import human_bytes
 
 if TYPE_CHECKING:
     from kvlab.plan.plan import Plan
@@ -92,6 +93,9 @@ def _vendors(args: argparse.Namespace) -> tuple[Plan, SimulateOptions, Machine]:
         raise ValueError(f"--step-overhead-ms {overhead}: must be a number of at least 0")
     own, of_plan = _options(args)
     plan = simulated_plan(args.model or DEFAULT_MODEL, own, of_plan)
+    if own.kv_bytes is not None and own.kv_bytes > plan.memory.free_bytes:
+        free = max(0, plan.memory.free_bytes)
+        raise ValueError(f"--kv-bytes {args.kv_bytes}: the weights leave {human_bytes(free)} of each GPU for a cache")
     return plan, own, replace(machine_of(plan), overhead_s=overhead / 1e3)
 
 
@@ -102,7 +106,7 @@ def _measured(args: argparse.Namespace) -> tuple[Plan, SimulateOptions, Machine]
     if given := [name for name in of_a_gpu if getattr(args, name) is not None]:
         raise ValueError(f"--{given[0].replace('_', '-')}: is not taken with --calibrate, which measures this machine")
     own, of_plan = _options(args)
-    from kvlab.engine.sizing import default_kv_bytes
+    from kvlab.engine.sizing import default_kv_bytes, total_memory
     from kvlab.lab.calibrate import measured
     from kvlab.simulate.simulator import simulated_plan
 
@@ -110,7 +114,13 @@ def _measured(args: argparse.Namespace) -> tuple[Plan, SimulateOptions, Machine]
     if own.num_blocks is own.kv_bytes is None:
         own = replace(own, kv_bytes=default_kv_bytes(model.device))
     types = {"kv_dtype": model.dtype, "weight_dtype": model.dtype}
-    return simulated_plan(args.model or model.hf_config, own, types | of_plan), own, machine
+    plan = simulated_plan(args.model or model.hf_config, own, types | of_plan)
+    needed, there = (plan.weights_bytes or 0) + (own.kv_bytes or 0), total_memory(model.device)
+    if needed > there:
+        raise ValueError(
+            f"--model {plan.model.name}: weights and pool take {human_bytes(needed)}, this machine has {human_bytes(there)}"
+        )
+    return plan, own, machine
 
 
 def _options(args: argparse.Namespace) -> tuple[SimulateOptions, dict[str, Any]]:

@@ -26,12 +26,13 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speculation")
     add = group.add_argument
     add("--speculate", metavar="METHOD[:K]",
-        help="draft K tokens a step (default 4) by ngram, lookahead, draft, medusa or eagle")  # fmt: skip
+        help="draft K tokens a step (default 4, or the whole tree) by ngram, lookahead, draft, medusa or eagle")  # fmt: skip
     add("--adapt-k", action="store_true", help="K is the most; fewer where drafts turn out wrong")
     add("--draft-model", metavar="MODEL", help="of draft: a smaller model of the same vocabulary")
     add("--draft-layers", type=int, metavar="N", help="of draft: N layers of the model itself")
     add("--heads", metavar="FILE", help="of medusa, eagle: trained heads (default: those of the default model)")
-    add("--draft-tree", metavar="N,N,...", help="of medusa, eagle: children by depth, as in 3,2,1 (default: a chain)")
+    add("--draft-tree", metavar="N,N,...", help="of medusa, eagle: children by depth, as in 3,2,1; of "
+        "them the K likeliest are drafted (default: a chain)")  # fmt: skip
 
 
 def check_speculation(args: argparse.Namespace) -> None:
@@ -42,7 +43,8 @@ def check_speculation(args: argparse.Namespace) -> None:
     """
     method, _ = _method(args)
     for name, (option, methods) in FIELDS.items():
-        if getattr(args, name) not in (None, False) and method not in methods:
+        value = getattr(args, name)
+        if value is not None and value is not False and method not in methods:
             raise ValueError(f"{option}: is of --speculate {' or '.join(methods)}")
     if method == "draft" and (args.draft_model is None) == (args.draft_layers is None):
         raise ValueError("--speculate draft: needs one of --draft-model and --draft-layers")
@@ -82,7 +84,7 @@ def _method(args: argparse.Namespace) -> tuple[str, int]:
     method, colon, count = args.speculate.partition(":")
     if method not in METHODS:
         raise ValueError(f"--speculate {args.speculate!r}: must begin with one of {', '.join(METHODS)}")
-    k = int(count) if count.isascii() and count.isdigit() else 0 if colon else 4
+    k = int(count) if count.isascii() and count.isdigit() else 0 if colon else _nodes(_branches(args.draft_tree)) or 4
     if not 1 <= k <= MOST:
         raise ValueError(f"--speculate {args.speculate!r}: K must be from 1 to {MOST}")
     return method, k
@@ -94,4 +96,16 @@ def _branches(text: str | None) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= MOST for part in parts):
         raise ValueError(f"--draft-tree {text!r}: must be whole numbers from 1 to {MOST}, as in 3,2,1")
-    return tuple(map(int, parts))
+    found = tuple(map(int, parts))
+    if found[0] * len(found) > MOST:
+        raise ValueError(f"--draft-tree {text!r}: the first level times the levels must be at most {MOST}")
+    return found
+
+
+def _nodes(branches: tuple[int, ...]) -> int:
+    """Drafts of a whole tree, as far as a step takes them; 0 of none."""
+    nodes, level = 0, 1
+    for children in branches:
+        level = min(MOST, level * children)
+        nodes += level
+    return min(MOST, nodes)

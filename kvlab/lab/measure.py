@@ -82,6 +82,7 @@ def measure(
     budget = free_memory(device) // 2
     limits = (budget, GPU_OPERATIONS) if device.type == "cuda" else (min(budget, CPU_BYTES), CPU_OPERATIONS)
     cut = cut_shape(config, work, *limits)
+    _wait_for_the_last(tell, cancelled)
     tell(f"building {cut.describe()}")
     model = random_model(cut, dtype, device, cancelled)
     rates = device_rates(device, DTYPES[dtype])
@@ -222,12 +223,15 @@ def decode(engine: Engine, deadline: float, tell: Tell, cancelled: Callable[[], 
 def first_step(engine: Engine, cancelled: Callable[[], bool]) -> None:
     """One step in a thread of its own: compiling cannot be interrupted, waiting for it can.
 
-    What is compiled after a cancel is kept for the next measurement, whose first step waits for it.
+    What is compiled after a cancel is kept for the next measurement, which waits for it before it begins.
     """
     failed: list[BaseException] = []
+    left = threading.Event()
 
     def step() -> None:
         with _compiling:
+            if left.is_set():
+                return
             try:
                 engine.step()
             except BaseException as error:  # raised below, in the thread that waits
@@ -235,9 +239,12 @@ def first_step(engine: Engine, cancelled: Callable[[], bool]) -> None:
 
     thread = threading.Thread(target=step, daemon=True)
     thread.start()
-    while thread.is_alive():
-        _stop_if(cancelled)
-        thread.join(0.05)
+    try:
+        while thread.is_alive():
+            _stop_if(cancelled)
+            thread.join(0.05)
+    finally:
+        left.set()
     if failed:
         raise failed[0]
 
@@ -267,6 +274,15 @@ def predicted_step(cut: CutShape, engine: Engine, work: Workload, rates: Rates) 
     cache = work.batch * cache_read_bytes(engine.spec, work.context)
     operations = cut.operations + work.batch * attention_operations(engine.spec, work.context, prompt=False)
     return step_time(cut.read_bytes, cache, operations, round(rates.bytes_per_s), round(rates.operations_per_s))
+
+
+def _wait_for_the_last(tell: Tell, cancelled: Callable[[], bool]) -> None:
+    """Returns when no cancelled measurement compiles any more: it takes the cores that rates are measured on."""
+    if _compiling.locked():
+        tell("waiting until what was cancelled has compiled")
+    while not _compiling.acquire(timeout=0.05):
+        _stop_if(cancelled)
+    _compiling.release()
 
 
 def _stop_if(cancelled: Callable[[], bool]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import torch
+
 from kvlab.engine import Engine, SamplingParams
 from kvlab.engine.kv_formats import kv_formats
 from kvlab.engine.tiers import swap_costs
@@ -40,9 +42,12 @@ def measure_swap_rates(model: LoadedModel) -> SwapRates:
     device = model.decoder.device
     tokens = min(PROMPT.get(device.type, 128), model.config.max_position - 1)
     operations = swap_costs(model, 1, 1).operations(tokens)
-    return SwapRates(
+    rates = SwapRates(
         memory_speed(COPIED, device), SMALL / memory_speed(SMALL, device), operations / _prefill_s(model, tokens)
     )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what was measured with is free again before a pool is sized
+    return rates
 
 
 def _prefill_s(model: LoadedModel, tokens: int) -> float:

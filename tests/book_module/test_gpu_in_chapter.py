@@ -26,7 +26,7 @@ def shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
     monkeypatch.setattr("kvlab.book.results.results_dir", lambda: folder)
     cells = json.loads(CHAPTER.read_text(encoding="utf-8"))["cells"]
     [source] = [
-        "".join(c["source"]) for c in cells if c["cell_type"] == "code" and "gpu_record()" in "".join(c["source"])
+        "".join(c["source"]) for c in cells if c["cell_type"] == "code" and "gpu_record(" in "".join(c["source"])
     ]
     page = Page()
     exec(source, {"book": page})
@@ -53,3 +53,17 @@ def test_a_record_becomes_a_table_with_its_own_provenance(tmp_path, monkeypatch,
                     ["against", "sdpa contiguous x 8", "79.0", "3,450", "82%", "-"]]  # fmt: skip
     assert len(header) == 6 and "NVIDIA H200" in caption and "dddddddddd, 2026-01-01" in caption
     assert capsys.readouterr().out == "not measured, against: vllm x 8: ModuleNotFoundError: vllm\n"
+
+
+def test_rows_of_others_from_another_run_are_left_out_and_models_alone_are_no_table(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    one, two = ({"device": "NVIDIA H200", "commit": c * 40, "date": "2026-01-01"} for c in "de")
+    row = {"us": 80.0, "gb_per_s": 3400.0}
+    record = {"what": "planted", **one, "versions": {}, "command": "none", "stages": {"decode": {"a": row}, "against": {"b": row}},
+              "measured": {"decode": one, "against": two}}  # fmt: skip
+    (tmp_path / "bench_gpu.json").write_text(json.dumps(record))
+    assert [r[:2] for r in shown(tmp_path, monkeypatch).tables[0][0]] == [["decode", "a"]]
+    record["stages"], record["measured"] = {"models": {"m": row}}, {"models": one}
+    (tmp_path / "bench_gpu.json").write_text(json.dumps(record))
+    assert shown(tmp_path, monkeypatch).tables == []

@@ -52,6 +52,8 @@ ENGINE = {
     "--park-dtype int8 --preempt swap --host-bytes 1MiB --disk-dir x --disk-bytes 1MiB": "lossy pages are not saved",
     "--link-rate 1GB": "--link-rate: is of --preempt auto", "--victim cheapest --link-rate x": "--link-rate 'x'",
     "--victim cheapest --flop-rate 0": "--flop-rate 0.0", "--victim cheapest --flop-rate nan": "--flop-rate nan",
+    "--victim cheapest --link-rate 1GB": "--victim cheapest: give both", "--draft-layers 0": "--draft-layers: is of",
+    "--victim cheapest --flop-rate 1e9": "--victim cheapest: give both", "--speculate eagle --draft-tree 40,2": "at most 64",
     "--prefix-eviction what": "--prefix-eviction", "--prefix off --prefix-eviction lru": "--prefix-eviction: needs a prefix cache",
     "--prefix radix --prefix-ttl 3": "--prefix-ttl: is of --prefix-eviction ttl",
     "--prefix hash --prefix-eviction ttl --prefix-ttl 0": "ttl 0.0",

@@ -132,3 +132,9 @@ def test_the_collector_rests_while_a_start_makes_what_stays_and_is_then_as_it_wa
     finally:
         gc.unfreeze()
         gc.enable()
+
+
+@pytest.mark.parametrize(("words", "k"), [("ngram", 4), ("medusa", 4), ("medusa --draft-tree 3,2,1", 15),
+                                          ("eagle:5 --draft-tree 3,2,1", 5), ("eagle --draft-tree 8,8,8", 64)])  # fmt: skip
+def test_a_tree_is_drafted_whole_unless_k_says_otherwise(words, k):
+    assert speculation_arguments.speculation_of(parsed("--speculate", *words.split()), None).k == k

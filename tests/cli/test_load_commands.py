@@ -31,6 +31,7 @@ TRACE = "random:n=1,prompt=10,output=1"
 def calibrated(monkeypatch):
     model = SimpleNamespace(device=torch.device("cpu"), dtype="fp32", hf_config=TINY, name="tiny")
     monkeypatch.setattr("kvlab.lab.calibrate.measured", lambda: (model, MEASURED))
+    monkeypatch.setattr("kvlab.engine.sizing.total_memory", lambda device: 64 * 2**30)
 
 
 def simulated(capsys, *words: str) -> dict:
@@ -78,6 +79,20 @@ def test_a_trace_on_the_machine_that_was_measured(capsys, calibrated):
     other = simulated(capsys, "--calibrate", "--model", "llama-3.1-8b", "--kv-bytes", "1GiB")
     assert other["latency"]["all"]["ttft_s"]["p50"] > found["latency"]["all"]["ttft_s"]["p50"]
     assert 0 <= 2**30 - other["simulated"]["kv_pool_bytes_per_gpu"] < 2**24
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--calibrate --model llama-3.1-70b", "this machine has 64.00 GiB"),
+        ("--calibrate --model llama-3.1-8b --kv-bytes 40GiB", "this machine has 64.00 GiB"),
+        ("--model llama-3.1-8b --gpu h100 --kv-bytes 70GiB", "of each GPU for a cache"),
+        ("--model llama-3.1-70b --gpu l40s --kv-bytes 1GiB", "the weights leave 0 B"),
+    ],
+)
+def test_a_pool_that_does_not_fit_beside_the_weights_is_refused(capsys, calibrated, words, why):
+    assert main(["simulate", TRACE, *words.split()]) == 2
+    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["--gpu h200", "--tp 2", "--reserve 1GiB", "--gpu-util 0.5", "--step-overhead-ms 1"])

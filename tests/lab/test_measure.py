@@ -98,6 +98,20 @@ def test_a_first_step_that_compiles_for_long_can_be_left(monkeypatch: pytest.Mon
     ended.set()
 
 
+def test_a_measurement_waits_for_the_one_that_was_left_and_can_be_left_while_it_waits(monkeypatch) -> None:
+    """What still compiles has the cores that rates are measured on; a step whose measurement was left is not made."""
+    told, steps = [], []
+    monkeypatch.setattr(module.Engine, "step", lambda engine: steps.append(engine))
+    with module._compiling:
+        with pytest.raises(CancelledError):
+            measure(TINY, told.append, cancelled=lambda: bool(told))
+        with pytest.raises(CancelledError):
+            module.first_step(object(), lambda: True)
+    assert told == ["waiting until what was cancelled has compiled"]
+    with module._compiling:  # behind the thread that waited
+        assert not steps
+
+
 def test_it_stops_when_asked() -> None:
     asked = []
 
