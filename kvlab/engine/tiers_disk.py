@@ -8,8 +8,9 @@ remainder that the next start removes. Whatever is wrong with a file, from a fli
 reading it is a miss. A file that turns out damaged is deleted.
 
 The cap is the directory's: files of other fingerprints count too, and are the first to go when room is needed, those
-that nobody used for longest in front. Two models that are served at once should have a directory each. Other processes
-may write and delete here at any moment: the directory is looked through again at every 64th part of the cap written.
+that nobody used for longest in front. A file that cannot be deleted counts as long as it is there. Two models that are
+served at once should have a directory each. Other processes may write and delete here at any moment: the directory is
+looked through again at every 64th part of the cap written.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ class DiskStore:
         directory: made when it is not there.
         fingerprint: 32 bytes that stand for model and storage.
         max_bytes: of all page files in the directory, at the start and after every write; two processes that write at
-            once may be above it by one part in `LOOKS` each.
+            once may be above it by one part in `LOOKS` each. With more than that in files that cannot be deleted,
+            nothing is written.
 
     Raises:
         ValueError: the directory cannot be used, or a fingerprint of another length.
 
     Attributes:
-        used_bytes, foreign_bytes: of the known files of this fingerprint, and of all others.
+        used_bytes, foreign_bytes: of the files that can be found here, and of all others: other models', damaged ones.
         failures: what went wrong, the newest 100, newest last; the engine goes on without the file.
         gone: pages of decisions that nobody has told yet, by kind ("evict", "lost") and reason.
     """
@@ -84,11 +86,32 @@ class DiskStore:
         """How many files of this fingerprint are known."""
         return len(self._files)
 
+    def touch(self, name: bytes) -> None:
+        """The file of that name, if one is known, is the last to go: for this process, its time on disk stays."""
+        if name in self._files:
+            self._files.move_to_end(name)
+
     def forget(self, name: bytes) -> None:
-        """Deletes the file of that name, if there is one."""
+        """Deletes the file of that name, if there is one. One that cannot be deleted is not found any more."""
+        if self._deleted(name, "forget"):
+            self._leave(name)
+        else:
+            self._give_up(name)
+
+    def _deleted(self, name: bytes, why: str) -> bool:
+        """Whether there is no file of that name now; what is known of it stays."""
+        try:
+            self._path(name).unlink(missing_ok=True)
+        except OSError as error:
+            self.failures.append(f"{why}: {error.strerror or error}")
+            return False
+        return True
+
+    def _give_up(self, name: bytes) -> None:
+        """Finds the file of that name no more, and counts its bytes."""
         self._leave(name)
         with suppress(OSError):
-            self._path(name).unlink(missing_ok=True)
+            self._enter(name, self._path(name).stat().st_size, None)
 
     def expel(self, names: Iterable[bytes]) -> None:
         """As `forget`, for files that no later process may find either, whoever wrote them. One that cannot be deleted
@@ -101,14 +124,12 @@ class DiskStore:
         """Whether there was a file of that name, which is of no use to anybody from now on."""
         self._leave(name)
         path = self._path(name)
-        try:
-            path.unlink()
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             return False
-        except OSError as error:
-            self.failures.append(f"expel: {error.strerror or error}")
+        if not self._deleted(name, "expel"):
             with suppress(OSError):
                 os.truncate(path, 0)
+            self._give_up(name)
         return True
 
     def notes(self) -> list[tuple[bytes, str]]:
@@ -116,7 +137,8 @@ class DiskStore:
         return list(self._notes.items())
 
     def write(self, name: bytes, payload: memoryview, note: str = "") -> bool:
-        """Whether the payload is safely on disk. A full disk or a cap too small makes it no, and leaves no trace."""
+        """Whether the payload is safely on disk. If not, as the disk is full or there is no room under the cap, nothing of
+        it is, which is a failure and a loss to tell; files that made room for it are gone all the same."""
         text = note.encode()
         header = HEADER.pack(MAGIC, self.fingerprint, name, len(text), len(payload))
         size = len(header) + len(text) + len(payload) + SUM_BYTES
@@ -124,23 +146,30 @@ class DiskStore:
             return True
         unfinished = self.directory / f"{name.hex()}.{os.getpid()}{UNFINISHED}"
         _WRITING.add(unfinished.name)
+        renamed = False
         try:
             # somebody may have removed the directory
             self.directory.mkdir(parents=True, exist_ok=True)
             self._written += size
             if self._written > self.max_bytes // LOOKS:
                 self._look()
+                if name in self._files:
+                    # another process wrote it
+                    return True
             if not self._make_room(size):
-                raise OSError(f"a file of {size} bytes under a cap of {self.max_bytes}")
+                raise OSError(f"no room for {size} bytes under a cap of {self.max_bytes}")
             self._write_file(unfinished, (header, text, payload))
             os.replace(unfinished, self._path(name))
+            renamed = True
             self.on_stage("renamed")
             self._sync_directory()
         except OSError as error:
             self._note_failure(f"write: {error.strerror or error}")
-            for left in (unfinished, self._path(name)):
-                with suppress(OSError):
-                    left.unlink(missing_ok=True)
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            if renamed:
+                # until then, a file of that name is another process' and whole
+                self.forget(name)
             return False
         finally:
             _WRITING.discard(unfinished.name)
@@ -189,7 +218,8 @@ class DiskStore:
         """Removes what killed processes left unfinished."""
         for path in self.directory.iterdir():
             if path.name.endswith(UNFINISHED):
-                with suppress(FileNotFoundError):
+                # whatever else bears such a name, another user's file or a directory, stays and stops nobody
+                with suppress(OSError):
                     if not _is_alive(path.name) or time.time() - path.stat().st_mtime > STALE_S:
                         path.unlink()
 
@@ -201,15 +231,15 @@ class DiskStore:
             self._leave(name)
         found = []
         for name in there.keys() - self._files.keys() - self._foreign.keys():
-            # another process may take a file away at any moment
-            with suppress(FileNotFoundError):
+            # another process may take a file away at any moment, and what cannot be looked at is none
+            with suppress(OSError):
                 at = there[name].stat()
                 found.append((at.st_mtime_ns, name, at.st_size, self._header(there[name])))
         for _, name, size, note in sorted(found, key=lambda file: file[:2]):
             self._enter(name, size, note)
 
     def _enter(self, name: bytes, size: int, note: str | None) -> None:
-        """Knows a file from now on; no note at all: it is another's."""
+        """Knows a file from now on; no note at all: it is of no use to this model."""
         self._leave(name)
         if note is None:
             self._foreign[name] = size
@@ -277,11 +307,18 @@ class DiskStore:
         """Whether so many bytes more are within the cap, for which files may have gone."""
         if size > self.max_bytes:
             return False
-        while self.used_bytes + self.foreign_bytes + size > self.max_bytes:
-            whose = "another model's" if self._foreign else "lru"
-            self.forget(next(iter(self._foreign or self._files)))
-            self.gone["evict", f"disk: {whose}, disk_bytes {self.max_bytes}"] += 1
-        return True
+        over, deleted = self.used_bytes + self.foreign_bytes + size - self.max_bytes, []
+        for whose, files in (("of no use to this model", self._foreign), ("lru", self._files)):
+            for name, num_bytes in files.items():
+                if over <= 0:
+                    break
+                if self._deleted(name, "evict"):
+                    deleted.append(name)
+                    over -= num_bytes
+                    self.gone["evict", f"disk: {whose}, disk_bytes {self.max_bytes}"] += 1
+        for name in deleted:
+            self._leave(name)
+        return over <= 0
 
     def _path(self, name: bytes) -> Path:
         return self.directory / (name.hex() + SUFFIX)
@@ -304,7 +341,8 @@ def _is_alive(unfinished: str) -> bool:
         if owner == os.getpid():
             return unfinished in _WRITING
         os.kill(owner, 0)
-    except (ValueError, IndexError, ProcessLookupError):
+    except (ValueError, IndexError, OverflowError, ProcessLookupError):
+        # no process has such an id
         return False
     except PermissionError:
         pass

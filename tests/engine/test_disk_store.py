@@ -162,7 +162,7 @@ def test_files_of_other_models_go_first_the_longest_unused_in_front(tmp_path):
     now = store(tmp_path, most=3 * ONE + 10)
     left = lambda: sorted(int(p.name[:2], 16) for p in tmp_path.glob("0*.page"))  # noqa: E731
     assert left() == [0, 1, 3], "a cap that was lowered holds from the start"
-    assert now.gone == {("evict", f"disk: another model's, disk_bytes {3 * ONE + 10}"): 1}
+    assert now.gone == {("evict", f"disk: of no use to this model, disk_bytes {3 * ONE + 10}"): 1}
     now.write(names[4], memoryview(PAYLOAD))
     assert left() == [0, 1, 4]
     now.write(names[5], memoryview(PAYLOAD))
@@ -220,6 +220,93 @@ def test_paths_that_cannot_be_used_are_refused(tmp_path):
         store(tmp_path / "file")
     with pytest.raises(ValueError, match="fingerprint of 3 bytes: must have 32"):
         store(tmp_path, b"abc")
+
+
+def refusing(monkeypatch, *names):
+    """Files of these names can be neither deleted nor emptied, as in a directory of another user."""
+    own = Path.unlink
+
+    def unlink(path, **options):
+        if path.name.split(".")[0] in {name.hex() for name in names}:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return own(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    monkeypatch.setattr(os, "truncate", lambda path, length: unlink(Path(path)))
+
+
+@pytest.mark.parametrize(
+    "marks", [(MARK, MARK), (OTHER, MARK), (OTHER, OTHER)], ids=["own", "first foreign", "foreign"]
+)
+def test_a_file_that_cannot_be_deleted_counts_and_the_next_one_goes(tmp_path, monkeypatch, marks):
+    for i, (name, mark) in enumerate(zip((NAME, NEXT), marks, strict=True)):
+        store(tmp_path, mark).write(name, memoryview(PAYLOAD))
+        os.utime(tmp_path / f"{name.hex()}.page", (i, i))
+    most = 2 * ONE + 10
+    disk = store(tmp_path, most=most)
+    refusing(monkeypatch, NAME)
+    assert disk.write(b"3" * 32, memoryview(PAYLOAD)) and not disk.has(NEXT) and read(disk, b"3" * 32)
+    assert disk.used_bytes + disk.foreign_bytes == bytes_in(tmp_path) == 2 * ONE
+    assert sum(disk.gone.values()) == 1 and list(disk.failures) == ["evict: Permission denied"]
+    # none of them goes: nothing is told to have gone, and nothing is written
+    refusing(monkeypatch, NAME, b"3" * 32)
+    disk.gone.clear()
+    assert not disk.write(b"4" * 32, memoryview(PAYLOAD))
+    assert disk.used_bytes + disk.foreign_bytes == bytes_in(tmp_path) == 2 * ONE and read(disk, b"3" * 32) == PAYLOAD
+    assert disk.gone == {("lost", f"disk: write: no room for {ONE} bytes under a cap of {most}"): 1}
+
+
+@pytest.mark.parametrize("how", ["forgotten", "expelled", "damaged"])
+def test_what_cannot_be_deleted_is_found_no_more_and_counts(tmp_path, monkeypatch, how):
+    disk = store(tmp_path)
+    disk.write(NAME, memoryview(PAYLOAD))
+    refusing(monkeypatch, NAME)
+    if how == "forgotten":
+        disk.forget(NAME)
+    elif how == "expelled":
+        disk.expel([NAME])
+    else:
+        path = tmp_path / f"{NAME.hex()}.page"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        assert read(disk) is None
+    for _ in range(2):
+        assert (disk.has(NAME), disk.used_bytes, disk.foreign_bytes) == (False, 0, ONE)
+        disk._look()
+    # a new file may take its place
+    assert disk.write(NAME, memoryview(PAYLOAD)) and read(disk) == PAYLOAD
+    assert (disk.used_bytes, disk.foreign_bytes) == (ONE, 0)
+
+
+@pytest.mark.parametrize("suffix", [tiers_disk.SUFFIX, tiers_disk.UNFINISHED])
+def test_whatever_else_lies_in_the_directory_a_store_starts_and_writes(tmp_path, monkeypatch, suffix):
+    """Directories, links in a circle, other users' files, ids that no process can have."""
+    for i, owner in enumerate(["", ".x", ".-1", ".0", ".99999999999999", f".{2**63}", f".{2**22 + 1}"]):
+        (tmp_path / f"{i:064x}{owner}{suffix}").mkdir()
+        (tmp_path / f"{16 + i:064x}{owner}{suffix}").write_bytes(b"another user's")
+        loop = tmp_path / f"{32 + i:064x}{owner}{suffix}"
+        loop.symlink_to(loop.name)
+    refusing(monkeypatch, *((16 + i).to_bytes(32, "big") for i in range(7)))
+    disk = store(tmp_path)
+    assert disk.write(NAME, memoryview(PAYLOAD)) and read(store(tmp_path)) == PAYLOAD
+
+
+@pytest.mark.parametrize("moment, most", [("before", 10**6), ("before", 2 * ONE), ("piece", 10**6), ("synced", 10**6)])
+def test_a_write_that_fails_leaves_what_another_process_wrote(tmp_path, moment, most):
+    store(tmp_path / "other").write(NAME, memoryview(PAYLOAD))
+    [path] = (tmp_path / "other").iterdir()
+    disk, place = store(tmp_path / "here", most=most), tmp_path / "here" / path.name
+
+    def stage(now):
+        if now == moment:
+            place.write_bytes(path.read_bytes())
+        if now == "synced":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    stage("before")
+    disk.on_stage = stage
+    # one that looked through the directory first knows the other's file, and has nothing to write
+    assert disk.write(NAME, memoryview(PAYLOAD)) == (most < 10**6)
+    assert list(place.parent.iterdir()) == [place] and read(store(place.parent)) == PAYLOAD
 
 
 STAGES = ["piece", "written", "synced", "renamed"]
