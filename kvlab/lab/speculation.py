@@ -1,6 +1,7 @@
 """What speculation brings on the default model: tokens a step and time, against K, greedy and sampled.
 
     python -m kvlab.lab.speculation --fresh    records every method and K in book/results/speculation.json
+    python -m kvlab.lab.speculation --held-out 16    adds what the heads bring on questions kept out of their training
 
 Both sides of a ratio run in one process, one after the other for each prompt, and are compared by the processor time of
 one thread: what a step costs, whatever else the machine does. Every greedy text must be the same with and without.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.engine import Engine, SamplingParams
+from kvlab.lab.quality import mean_and_band
 from kvlab.lab.quality_text import evaluation_text
 from kvlab.lab.record import provenance
 from kvlab.speculate import SpeculationOptions
@@ -119,7 +121,8 @@ def keep(new: dict[str, Any], model: Any, command: str) -> None:
     """Writes a setting into the record in place of an older one of the same name."""
     import torch
 
-    before = json.loads(RESULT.read_text(encoding="utf-8"))["settings"] if RESULT.is_file() else []
+    old = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
+    before = old.get("settings", [])
     name = (new["method"], new["text"], new["k"])
     training = RESULT.parent / "heads" / "training.json"
     result = {
@@ -128,9 +131,32 @@ def keep(new: dict[str, Any], model: Any, command: str) -> None:
         "model": model.name, "source": model.source, "threads": torch.get_num_threads(),
         "settings": [s for s in before if (s["method"], s["text"], s["k"]) != name] + [new],
         "heads": json.loads(training.read_text(encoding="utf-8")) if training.is_file() else None,
-    }  # fmt: skip
+    } | {k: old[k] for k in ("held_out",) if k in old}  # fmt: skip
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(new, flush=True)
+
+
+HELD_OUT = (("medusa", 4), ("eagle", 4), ("eagle tree", 8))
+
+
+def held_out(model: Any, count: int, tokens: int, command: str) -> dict[str, Any]:
+    """What the heads bring on `count` questions of the kind that they learned from and never saw, greedy, by method:
+    tokens of a step and share of accepted drafts, each the mean over the questions with its 95% band."""
+    from kvlab.lab.train_heads import unseen
+
+    encode = model.tokenizer.encode
+    asked = [encode(model.tokenizer.chat_text([{"role": "user", "content": q}])) for q in unseen(count)]
+    params, rows = SamplingParams(tokens, ignore_eos=True), []
+    for method, k in HELD_OUT:
+        per_step, shares = [], []
+        for prompt in asked:
+            _, [out], seen = run(model, [prompt], params, options_of(model, method, k))
+            per_step.append((len(out) - 1) / (len(out) - 1 - seen.accepted))
+            shares.append(seen.accepted / seen.drafted)
+        found = {"tokens_per_step": mean_and_band(per_step), "accepted": mean_and_band(shares)}
+        rows.append({"method": method, "k": k} | {n: {"mean": m, "band95": list(b)} for n, (m, b) in found.items()})
+        print(rows[-1], flush=True)
+    return {**provenance(command), "questions": count, "tokens": tokens, "rows": rows}
 
 
 def main() -> None:
@@ -141,10 +167,18 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--ks", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--fresh", action="store_true", help="forget what is recorded")
+    parser.add_argument(
+        "--held-out", type=int, metavar="N", help="only the heads, on N questions they did not learn from"
+    )
     args = parser.parse_args()
     from kvlab.models.load import load_model
 
     command = "OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 python -m kvlab.lab.speculation " + " ".join(sys.argv[1:])
+    if args.held_out:
+        result = json.loads(RESULT.read_text(encoding="utf-8"))
+        result["held_out"] = held_out(load_model(), args.held_out, args.tokens, command)
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        return
     if args.fresh:
         RESULT.unlink(missing_ok=True)
     record(load_model(), list(itertools.product(args.texts, args.methods, args.ks)), args.tokens, command)

@@ -57,6 +57,17 @@ def prompts(seed: int, count: int) -> list[str]:
     return rng.sample(every, count)
 
 
+def unseen(count: int) -> list[str]:
+    """Questions that no text was written for: training takes its 300 from their end, and gets to fewer than 250.
+
+    Raises:
+        ValueError: more than 50.
+    """
+    if not 1 <= count <= 50:
+        raise ValueError(f"count {count}: must be 1 to 50, the questions that are never reached")
+    return prompts(0, 300)[:count]
+
+
 def write(model, questions: list[str], seconds: float, tokens: int, temperature: float = 0.6) -> list[Written]:
     """The answers begun within `seconds` of processor time, at most `tokens` tokens each, with their features."""
     engine = Engine(model, max_num_seqs=32, max_model_len=256, kv_bytes=2**28, seed=1)
@@ -195,6 +206,7 @@ def main() -> None:
     model = load_model()
     began = time.process_time()
     texts = write(model, prompts(0, 300), args.write_seconds, args.tokens)
+    assert len(texts) <= 250, "questions that are kept apart were used"
     held, texts = texts[: len(texts) // 10], texts[len(texts) // 10 :]
     rows = drafted_rows(texts)
     about = {"model": model.name, "source": model.source, "texts": str(len(texts)), "rows": str(len(rows)),
