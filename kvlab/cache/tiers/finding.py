@@ -167,6 +167,9 @@ class Finder:
         # what the pool has is not moved
         tokens = start = above // unit * unit
         digests = self._digests(request, self._page_ends(limit // unit * unit))
+        # and is in use nonetheless: once the pool has it no more, it is looked for here
+        had = self._page_names({end: digest for end, digest in digests.items() if end <= start})
+        self._touch(name for name, _, _ in reversed(had))
         entries: list[list[Entry]] = [[] for _ in self.cache.groups]
         sources: dict[str, tuple[list[int], list[Entry]]] = {}  # by tier: tokens of each unit, entries
         for end in range(start + unit, limit + 1, unit):
@@ -189,6 +192,11 @@ class Finder:
         tables = tuple((tokens // size, tuple(range(start // size, tokens // size))) for size in sizes)
         return Found(Snapshot(tokens, tables), found, where, start)
 
+    def _touch(self, names: Iterable[bytes]) -> None:
+        """These pages are the last to go from now on, wherever they are."""
+        for name in names:
+            self.saved.entry(name)
+
     def _source(self, reads: int) -> str:
         """Where pages came from that were fetched since so many had been read from disk."""
         return "disk" if self.saved.reads > reads else "host"
@@ -208,13 +216,17 @@ class Finder:
         return taken
 
     def _find_end(self, request, limit: int, above: int) -> Found | None:
-        lengths = {n for end in self._ends.values() if above < (n := end.holdings.computed) <= limit}
+        lengths = {n for end in self._ends.values() if (n := end.holdings.computed) <= limit}
         digests = self._digests(request, lengths)
         for tokens in sorted(lengths, reverse=True):
             end = self._ends.get(digests[tokens])
             if end is None or end.holdings.computed != tokens:
                 continue
             holdings = end.holdings
+            if tokens <= above:
+                # the pool has as many; in use nonetheless
+                self._touch([*_names(digests[tokens], holdings), digests[tokens]])
+                return None
             entries: list[Entry] = []
             before = self.saved.reads
             groups = [g for g, (_, held) in enumerate(holdings.tables) for _ in held]

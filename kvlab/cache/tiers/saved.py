@@ -25,6 +25,9 @@ class Disk(Protocol):
     def write(self, name: bytes, payload: memoryview, note: str = "") -> bool:
         """Whether the payload is safely on disk."""
 
+    def touch(self, name: bytes) -> None:
+        """The file of that name, if one is known, is the last to go from now on."""
+
     def read(self, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds exactly what was written; what could not be read is forgotten."""
 
@@ -86,13 +89,15 @@ class SavedPages:
         return name in self._entries or bool(self.disk and self.disk.has(name))
 
     def entry(self, name: bytes) -> Entry | None:
-        """The page in host memory, where reading it from disk put it if it was only there; None when it is lost.
+        """The page in host memory, None when it is not there.
 
-        It is the most recently used from now on.
+        It and its file are the most recently used from now on.
         """
         entry = self._entries.get(name)
         if entry is not None:
             self._entries.move_to_end(name)
+        if self.disk:
+            self.disk.touch(name)
         return entry
 
     def fetch(self, name: bytes, group: int) -> Entry | None:
