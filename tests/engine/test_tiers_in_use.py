@@ -68,6 +68,8 @@ def test_a_beginning_in_use_outlasts_what_came_later(tmp_path, monkeypatch, kind
         e.reason.startswith(where) for e in scheduler.events.of("evict")
     )
     if kind == "one group":
-        assert [e.pages for e in scheduler.events.of("save")] == [4] + 8 * [2], "the beginning went, and was saved again"
+        assert [e.pages for e in scheduler.events.of("save")] == [4] + 8 * [2], (
+            "the beginning went, and was saved again"
+        )
     cache.prefix.clear()
     assert serve("last", [*start, 1, 9, 9]) == {"load": 16}
