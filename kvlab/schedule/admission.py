@@ -77,7 +77,7 @@ class Admission:
         scheduler, tiers = self.scheduler, self.scheduler.tiers
         found = tiers.find(request, self._tokens(hit))
         while tiers.finder.lost:
-            scheduler.emit(now, "lost", request, tiers.finder.lost.pop())
+            scheduler.emit(now, "lost", request, tiers.finder.lost.pop(), pages=1)
         # the request is counted among the running ones by now
         known = {"hit": hit} if found and found.start else {}
         if found and not scheduler.cache.has_room(len(request.tokens), spare=len(scheduler.running) - 1, **known):

@@ -14,7 +14,10 @@ MOST_NAMED = 8
 
 
 class Losses:
-    """Hears the prefix cache and the tiers of one scheduler. What they give up belongs to no request."""
+    """Hears the prefix cache and the tiers of one scheduler. What they give up belongs to no request.
+
+    Nobody tells the time between steps: what goes then, as when a prefix cache is cleared, carries the last step's.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler, self._now = scheduler, 0.0
@@ -32,6 +35,8 @@ class Losses:
             self.scheduler.tiers.poll()
 
     def _evicted(self, items: Sequence[int], reason: str) -> None:
+        """Tells of pages that went at once, in one event. Where evictions are only counted, that is one too, however many
+        pages: the prefix cache's own counters have those."""
         if "evict" in self.scheduler.events.only_counted:
             # a simulation drops a million pages, and nobody asks which
             self.scheduler.events.count("evict")

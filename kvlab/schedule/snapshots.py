@@ -117,10 +117,15 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def _is(event: Event) -> str:
+    return "is" if event.tokens + event.pages <= 1 else "are"
+
+
 def sentence(event: Event) -> str:
     """The event for people."""
     name, tokens, pages = event.request_id, _many(event.tokens, "token"), _many(event.pages, "page")
     why = f": {event.reason}" if event.reason else ""
+    counts = ", ".join(said for number, said in ((event.tokens, tokens), (event.pages, pages)) if number)
     return {
         "arrive": f"{name} arrives with {tokens}{why}.",
         "refuse": f"{name} is refused{why}.",
@@ -134,8 +139,8 @@ def sentence(event: Event) -> str:
         "rollback": f"{name} is cut back by {tokens}{why}.",
         "expel": f"{pages} below the pool that {name} could have read are found no more{why}.",
         "evict": f"A cache gives up {pages}{why}.",
-        "lost": f"{name + ': ' if name else ''}{tokens}, {pages} of lower tiers are lost{why}.",
+        "lost": f"{name + ': ' if name else ''}{counts or 'something'} of lower tiers {_is(event)} lost{why}.",
         "release": f"{name} gives back {pages}{why}.",
         "token": f"{name} gets token {event.tokens}.",
         "finish": f"{name} ends with {tokens}{why}; {pages} given back.",
-    }.get(event.kind, f"{name}: {event.kind}{why} ({tokens}, {pages}).")
+    }.get(event.kind, f"{name}: {event.kind}{why}{f' ({counts})' if counts else ''}.")

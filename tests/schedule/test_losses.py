@@ -80,7 +80,8 @@ def test_time_a_change_of_weights_and_bad_numbers_are_reasons_too():
     [event] = scheduler.events.of("evict")
     assert (event.now, event.pages) == (6.0, 4) and event.reason.startswith("pool: unused for 5 s; ")
     assert scheduler.cache.prefix.clear() == 1
-    assert scheduler.events.of("evict")[-1].reason.startswith("pool: cleared; ")
+    last = scheduler.events.of("evict")[-1]
+    assert last.reason.startswith("pool: cleared; ") and last.now == 6.0, "nobody told the time since"
     scheduler.add(Request("bad", [9] * 9, SamplingParams(max_tokens=9)), 7.0)
     for tokens in ([1], [None]):
         scheduler.update(scheduler.schedule(7.0), tokens, 7.0)
@@ -93,6 +94,8 @@ def test_nothing_is_named_where_evictions_are_only_counted(monkeypatch):
     monkeypatch.setattr(scheduler.cache.prefix, "named", None)
     serve(scheduler, *others(6))
     assert scheduler.events.counts["evict"] > 0 and not scheduler.events.of("evict")
+    before, pages = scheduler.events.counts["evict"], scheduler.cache.prefix.clear()
+    assert pages > 1 and scheduler.events.counts["evict"] == before + 1, "occasions are counted, not pages"
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -116,3 +119,17 @@ def test_every_kind_has_a_sentence_that_says_why(kind):
     assert said.endswith(".") and ("because" in said or kind == "token")
     nobodys = sentence(Event(1, 0.0, kind, "", "because", 2, 3))
     assert kind not in ("evict", "lost") or nobodys[0].isalnum()
+
+
+OF_BOTH = ("lost", "compress", "save", "load", "draft", "accept")
+
+
+@pytest.mark.parametrize("kind", OF_BOTH)
+def test_a_sentence_of_tokens_and_pages_names_what_there_is(kind):
+    said = {(t, p): sentence(Event(1, 0.0, kind, "A", "because", t, p)) for t in (0, 1, 2) for p in (0, 1, 3)}
+    for (tokens, pages), text in said.items():
+        assert " 0 " not in text and "(0" not in text and "()" not in text
+        assert ("token" in text, "page" in text) == (tokens > 0, pages > 0)
+    if kind == "lost":
+        assert said[0, 1] == "A: 1 page of lower tiers is lost: because."
+        assert said[2, 3] == "A: 2 tokens, 3 pages of lower tiers are lost: because."

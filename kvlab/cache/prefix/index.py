@@ -67,7 +67,8 @@ class Path(Protocol):
 class Handle:
     """Where a request stands: on its first `units` units. `tail` is the design's own record of the place.
 
-    `closed`: another history has the same digest, so nothing of this one can be put in any more.
+    `closed`: nothing of this request can be put in any more. Another history has the same digest; or another request has
+    the same tokens in pages whose groups may be open, and this one keeps its own.
     """
 
     units: int
