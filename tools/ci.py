@@ -87,7 +87,8 @@ def chapters_job() -> list[list[str]]:
 def browser_job() -> list[list[str]]:
     """The built pages, and beside them JupyterLab and the live widgets: two browsers, each with a server of its own."""
     driven, widgets = "tests/book/pages/test_jupyterlab.py", sorted((ROOT / "tests" / "book").glob("test_*_page.py"))
-    live = pytest("browser-live", driven, *map(str, widgets), workers=1)
+    # JupyterLab last: its browser is the session's, and Playwright runs one at a time in a process
+    live = pytest("browser-live", *map(str, widgets), driven, workers=1)
     return [[PY, "tools/browser.py"], live, pytest("browser", "tests/book/pages", f"--ignore={driven}", workers=1)]
 
 
