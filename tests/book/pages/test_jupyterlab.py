@@ -76,6 +76,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment |= {
         "HOME": str(home),
         "KVLAB_CACHE": cache,
+        # kernels that earlier jobs compiled
+        "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR")
+        or os.environ.get("XDG_CACHE_HOME")
+        or str(Path.home() / ".cache"),
         "JUPYTER_PREFER_ENV_PATH": "1",
         "JUPYTER_PLATFORM_DIRS": "1",
     }
