@@ -123,12 +123,17 @@ def run_all(page: object, cells: int) -> None:
     JupyterLab shows "idle" before it has a kernel, and forgets what it is asked meanwhile: so a run of which nothing is
     seen for six seconds is asked for again, as a person would.
     """
-    end, quiet = time.monotonic() + RUN_SECONDS, 3
+    end, quiet, before = time.monotonic() + RUN_SECONDS, 3, []
     while time.monotonic() < end:
         prompts = page.evaluate(PROMPTS)
-        if len(prompts) == cells and all(re.fullmatch(r"\[\d+\]:", p) for p in prompts):
-            return
         status = page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
+        if len(prompts) == cells and all(re.fullmatch(r"\[\d+\]:", p) for p in prompts):
+            # twice the same: a run that was asked for again would make other widgets while the first ones are moved
+            if status == "idle" and prompts == before:
+                return
+            before = prompts
+            page.wait_for_timeout(2000)
+            continue
         quiet = quiet + 1 if status == "idle" and "[*]:" not in prompts else 0
         if quiet > 3:
             close_dialogs(page)
