@@ -7,30 +7,8 @@ import pytest
 from kvlab.book import kernel_views
 from kvlab.lab.kernel_access import Example
 
-ACCESSES = [
-    {
-        "order": 0,
-        "program": [0, 0, 0],
-        "segment": "k",
-        "page": 2,
-        "head": 0,
-        "slots": [0, 1],
-        "lanes": [0, 16],
-        "first": 0,
-        "bytes": 64,
-    },
-    {
-        "order": 1,
-        "program": [0, 0, 0],
-        "segment": "v",
-        "page": 2,
-        "head": 0,
-        "slots": [0, 1],
-        "lanes": [0, 16],
-        "first": 64,
-        "bytes": 64,
-    },
-]
+READ = {"program": [0, 0, 0], "page": 2, "head": 0, "slots": [0, 1], "lanes": [0, 16], "bytes": 64}
+ACCESSES = [READ | {"order": i, "segment": segment, "first": 64 * i} for i, segment in enumerate("kv")]
 
 
 def test_without_triton_a_recorded_run_is_shown_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ TRACES = {
 LOADS = {
     "--limit 0": "limit 0", "--limit x": "--limit", "--speed 0": "speed 0.0", "--rate nan": "rate nan",
     "--burstiness 0.5": "--burstiness: is of --rate", "--rate 1 --burstiness 0": "burstiness 0.0", "--clip x": "--clip 'x'",
-    
     "--tokenizer x": "--tokenizer: counts ShareGPT's texts",
     "--clip 1": "clip 1", "--seed x": "--seed", "--slo-tpot 0": "--slo-tpot 0.0", "--what": "--what",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.request
 
@@ -45,3 +46,7 @@ def slowed(engine, seconds: float = 0.01):
 
 def scrape(server) -> str:
     return urllib.request.urlopen(f"{server.url}/metrics").read().decode()
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"KVLAB_OPS": "reference", "OMP_NUM_THREADS": "1"}

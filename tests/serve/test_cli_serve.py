@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import urllib.request
 
-import pytest
-import speaking
-from safetensors.torch import save_file
-
-
-@pytest.fixture
-def directory(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(speaking.CONFIG))
-    save_file({name: tensor.float() for name, tensor in speaking.state().items()}, str(tmp_path / "model.safetensors"))
-    return tmp_path
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"KVLAB_OPS": "reference", "OMP_NUM_THREADS": "1"}
+from calling import environment
 
 
 def test_process_serves_and_ends_on_sigterm(directory):

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import speaking
-from test_cli_serve import directory, environment  # noqa: F401
+from calling import environment
 
 from kvlab.engine.sizing import longest_sequence
 from kvlab.lab.scrape import scrape
@@ -131,7 +131,7 @@ def test_the_announced_length_is_what_a_request_may_use(server):
     assert send(server, "POST", COMPLETIONS, JSON, json.dumps(body))[0] == 413
 
 
-def test_ctrl_c_ends_the_process_quietly_and_tells_who_waits(directory):  # noqa: F811
+def test_ctrl_c_ends_the_process_quietly_and_tells_who_waits(directory):
     command = [sys.executable, "-m", "kvlab", "serve", "--model", str(directory), "--port", "0", "--json",
                "--num-blocks", "33", "--drain", "0"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())

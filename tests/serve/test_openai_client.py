@@ -10,21 +10,7 @@ from calling import alone, client_of, idle, slowed, words
 
 from kvlab.engine import SamplingParams
 from kvlab.lab.scrape import grown, scrape
-from kvlab.serve.limits import ServerLimits
 from kvlab.serve.server import ServerThread
-
-
-@pytest.fixture(scope="module")
-def server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVLAB_OPS", "reference")
-        with ServerThread(speaking.engine(), ServerLimits(max_body_bytes=20_000, drain_s=5)) as thread:
-            yield thread
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return client_of(server)
 
 
 def test_completion_is_what_the_engine_says_alone(client):

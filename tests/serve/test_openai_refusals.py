@@ -14,19 +14,6 @@ from kvlab.serve.limits import ServerLimits
 from kvlab.serve.server import ServerThread
 
 
-@pytest.fixture(scope="module")
-def server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVLAB_OPS", "reference")
-        with ServerThread(speaking.engine(), ServerLimits(max_body_bytes=20_000, drain_s=5)) as thread:
-            yield thread
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return client_of(server)
-
-
 def test_prompt_longer_than_the_model_is_413_with_the_reason(client):
     with pytest.raises(openai.APIStatusError, match="prompt of 256 tokens: must leave room") as refused:
         client.completions.create(model="tiny", prompt=[1] * 256)

@@ -9,7 +9,6 @@ import urllib.request
 import pytest
 import speaking
 import torch
-from test_cli_serve import directory  # noqa: F401
 
 from kvlab.cli import serve
 from kvlab.cli.engine_arguments import engine_changes, make_engine
@@ -53,7 +52,7 @@ def heads(folder, method: str) -> str:
     ["--speculate ngram:2 --adapt-k", "--speculate lookahead:6", "--speculate draft:3 --draft-layers 2",
      "--speculate draft:2 --draft-model {folder}", "medusa", "eagle", "eagle --draft-tree 2,2"],
 )  # fmt: skip
-def test_drafts_are_counted_and_change_no_token(words, directory):  # noqa: F811
+def test_drafts_are_counted_and_change_no_token(words, directory):
     method, _, more = words.partition(" ")
     said = f"{heads(directory, method)} {more}" if method in ("medusa", "eagle") else words.format(folder=directory)
     engine = engine_of(directory, said)
@@ -70,7 +69,7 @@ def test_drafts_are_counted_and_change_no_token(words, directory):  # noqa: F811
     assert right == tokens or "draft:" not in words
 
 
-def test_drafts_of_a_served_engine_move_its_metrics(directory):  # noqa: F811
+def test_drafts_of_a_served_engine_move_its_metrics(directory):
     with ServerThread(engine_of(directory, "--speculate draft:3 --draft-layers 2")) as server:
         found = ask(server, AGAIN, 24)
         look = scrape(server.url)
@@ -85,7 +84,7 @@ def test_drafts_of_a_served_engine_move_its_metrics(directory):  # noqa: F811
     [("--link-rate 1TB --flop-rate 1", "swap_out"), ("--link-rate 1B --flop-rate 1e15", ""),
      ("--link-rate 1TB --flop-rate 1 --park-dtype int8", "compress"), ("", None)],
 )  # fmt: skip
-def test_a_sequence_that_lost_its_pages_is_had_back_the_cheaper_way(words, kind, directory, capsys):  # noqa: F811
+def test_a_sequence_that_lost_its_pages_is_had_back_the_cheaper_way(words, kind, directory, capsys):
     engine = engine_of(directory, f"--preempt auto --host-bytes 4MiB {words}")
     assert ("GFLOP/s, whichever is faster" in capsys.readouterr().err) == (not words)
     name = engine.add_request(AGAIN)
@@ -99,7 +98,7 @@ def test_a_sequence_that_lost_its_pages_is_had_back_the_cheaper_way(words, kind,
 
 
 @pytest.mark.parametrize(("eviction", "hits"), [("lru", 0), ("fifo", 0), ("lfu", 16)])
-def test_who_is_evicted_is_the_policys_choice(eviction, hits, directory):  # noqa: F811
+def test_who_is_evicted_is_the_policys_choice(eviction, hits, directory):
     """A prompt that was found twice, then others that fill the pool: only counting uses keeps it."""
     engine = engine_of(directory, f"--num-blocks 17 --prefix-eviction {eviction}")
     metrics = EngineMetrics(engine, "tiny")
