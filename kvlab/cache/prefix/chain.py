@@ -15,6 +15,7 @@ having one page for one history: what a second request computed at the same time
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -25,7 +26,9 @@ from kvlab.cache.prefix.links import Link, LinkPath, LinkRun, num_new
 from kvlab.cache.prefix.options import PrefixOptions, sha256_digest
 
 ROOT_DIGEST = sha256(b"kvlab prefix cache, root of every history").digest()
-"""The same in every process, so that caches of several can be compared."""
+"""The same in every process, so that caches of several can be compared: nobody can find two histories of one sha256."""
+PROCESS_ROOT = os.urandom(len(ROOT_DIGEST))
+"""Of any other function: who can find histories that collide cannot know the digests of a process, and so not aim."""
 
 
 class HashChain:
@@ -38,6 +41,7 @@ class HashChain:
 
     def __init__(self, columns: Sequence[Column], options: PrefixOptions, size: int) -> None:
         self.columns, self._digest = tuple(columns), options.digest
+        self._root = ROOT_DIGEST if options.digest is sha256_digest else PROCESS_ROOT
         self.runs: dict[bytes, LinkRun] = {}
         self.collisions = 0
         # of every page, the run that has it, and how many units are before it
@@ -65,7 +69,7 @@ class HashChain:
         first = len(digests)
         if units <= first:
             return
-        parent, pieces = digests[-1] if digests else ROOT_DIGEST, history.pieces(first, units)
+        parent, pieces = digests[-1] if digests else self._root, history.pieces(first, units)
         if digest is sha256_digest:
             # without a call of its own for each unit
             digests += [parent := sha256(parent + piece).digest() for piece in pieces]

@@ -27,7 +27,8 @@ class PrefixOptions:
             inserted first; what is extended counts as inserted again. "priority": the one whose most urgent user had
             the highest `priority` number. Of equals, the one unused for longest; of one sequence, its end first.
         ttl: seconds that an unused page stays under "ttl".
-        digest: 32 bytes of any bytes; another function than sha256 is for tests of what collisions do.
+        digest: 32 bytes of any bytes; another function than sha256 is for tests of what collisions do, and its first
+            digest is another one in each process.
         checkpoint_prompt: states are kept at the last page end inside a prompt, before its last token.
         junctions: states are kept where a prompt leaves a history that an earlier one had too.
         checkpoint_tokens: states are kept at multiples of this besides, rounded up to a page end; 0: never.

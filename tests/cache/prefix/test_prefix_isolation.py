@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from array import array
+from zlib import crc32
 
 import pytest
 from prefix_driver import Driver
@@ -92,16 +93,25 @@ def test_a_hash_that_collides_costs_hits_and_nothing_else(design):
         assert driver.prefix.index.collisions and driver.histories() == {(1, 2, 3, 4)}
 
 
-def test_every_process_has_the_same_root_and_the_same_digests():
-    """vllm#12621: the root must be no accident of a process; of sha256 it may be known."""
+def test_every_process_has_the_same_root_of_sha256_and_one_of_its_own_of_any_other_function():
+    """vllm#12621: a root that all processes share lets collisions of a weak function be worked out beforehand. Those of
+    sha256 cannot be found; so there all digests are equal, and caches of several processes can be compared."""
     code = (
-        "from array import array; from kvlab.cache.prefix import History, PrefixOptions;"
+        "import sys; from array import array; from zlib import crc32; from kvlab.cache.prefix import History, PrefixOptions;"
         "from kvlab.cache.prefix.chain import HashChain; from kvlab.cache.prefix.index import Column;"
-        "h = History(array('i', [1, 2, 3, 4]), 4); HashChain([Column(0, 0, 0)], PrefixOptions(), 9).walk(h, 1);"
-        "print(h.digests[0].hex())"
+        "weak = lambda data: crc32(data).to_bytes(32, 'little');"
+        "digests = [PrefixOptions().digest, lambda data: PrefixOptions().digest(data), weak];"
+        "histories = [History(array('i', range(8)), 4) for _ in digests];"
+        "[HashChain([Column(0, 0, 0)], PrefixOptions(digest=d), 9).walk(h, 2) for d, h in zip(digests, histories)];"
+        "print(*(h.digests[1].hex() for h in histories))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == first_digest().hex() and first_digest() != ROOT_DIGEST
+    found = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in "ab"]
+    (strong, wrapped, weak), other = (f.stdout.split() for f in found)
+    assert strong == other[0] == first_digest(range(8), 1).hex() and first_digest() != ROOT_DIGEST
+    assert wrapped != other[1] and weak != other[2]
+    # within one process a weak function finds again what it put in
+    driver = Driver(digest=lambda data: crc32(data).to_bytes(32, "little"))
+    assert [driver.run(name, TEXT) for name in "ab"] == [0, 12]
 
 
 @pytest.mark.parametrize("item", [("cat", -1, 3), ("cat", 0, 0)])

@@ -1,6 +1,7 @@
 """What the tree must keep: keys of children, locks by path, its sizes, and no more memory than its tokens."""
 
 import random
+import sys
 
 import pytest
 from prefix_driver import Driver
@@ -60,17 +61,33 @@ def test_inner_nodes_stay_while_something_is_behind_them():
     assert driver.histories() == {tuple(range(4)), tuple(range(8))}
 
 
-def test_a_split_keeps_no_view_of_what_it_split():
-    """sglang#17191: children that are views keep their parent's memory. Here: bytes of keys after 299 splits."""
-    driver = Driver(design="radix", block_size=1, num_blocks=400, checked=False)
-    driver.run("a", [0] * 300)
-    for n in range(1, 300):
-        driver.start(str(n), [0] * n + [1])
-        driver.end(str(n))
-    found = list(driver.prefix.index.nodes())
-    assert len(found) == 301
-    assert sum(len(node.key) for node in found) == 4 * 300
-    assert all(type(node.key) is bytearray for node in found)
+def kept_bytes(value):
+    """Bytes of memory that `value` keeps alive beyond an empty one; a view keeps all that it looks into."""
+    owner = value.obj if isinstance(value, memoryview) else value
+    return sys.getsizeof(owner) - sys.getsizeof(owner[:0])
+
+
+@pytest.mark.parametrize("order", ["from the front", "from the back", "at random"])
+def test_a_thousand_splits_keep_no_more_than_twice_the_live_tokens(order):
+    """sglang#17191: children that are views keep their parent's memory."""
+    driver = Driver(design="radix", block_size=1, num_blocks=1200, checked=False)
+    cuts = list(range(1, 21))
+    if order == "from the back":
+        cuts.reverse()
+    if order == "at random":
+        random.Random(2).shuffle(cuts)
+    for text in range(50):
+        driver.run("whole", [text] * 21)
+        for n in cuts:
+            assert driver.start("part", [text] * n + [99]) == n
+            driver.end("part")
+    found = [node for node in driver.prefix.index.nodes() if node.units]
+    assert len(found) == 50 + 1000
+    live = len(driver.histories())
+    assert live == 50 * 21
+    # a token is four bytes of a key, and four of the page that it has; a key ends in one byte more
+    assert sum(kept_bytes(node.key) for node in found) <= 2 * 4 * live
+    assert sum(kept_bytes(pages) for node in found for pages in node.pages) <= 2 * 4 * live
     driver.manager.check_invariants()
 
 
