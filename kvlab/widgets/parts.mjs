@@ -14,8 +14,22 @@ export function replace(place, ...children) {
   place.replaceChildren(...children.filter((child) => child != null));
 }
 
+function hearTheKernel(model) {
+  // anywidget 0.11 drops every message of the kernel to a widget whose module took over two seconds to load, for good
+  // (AnyModel._handle_comm_msg waits for a promise that is rejected then): on a busy machine a widget would be deaf.
+  // The class below anywidget's takes the messages instead; the model itself is what a change hands over.
+  let own = null;
+  const take = (changed) => { own = changed; };
+  model.on("change:heard", take);
+  model.set("heard", (model.get("heard") ?? 0) + 1);
+  model.off("change:heard", take);
+  const base = own && Object.getPrototypeOf(Object.getPrototypeOf(own));
+  if (own?.comm && base?._handle_comm_msg) own.comm.on_msg((message) => base._handle_comm_msg.call(own, message));
+}
+
 export function backend(model) {
   // compute(params) -> Promise<state>; the same messages reach a kernel or the page's worker.
+  if (model.get("backend") === "kernel") hearTheKernel(model);
   const waiting = new Map();
   const others = new Set();
   let next = 1;
