@@ -10,22 +10,26 @@ from kvlab.cache.room import Room
 
 if TYPE_CHECKING:
     from kvlab.cache.prefix import Hit
+    from kvlab.cache.tiers.marks import Marks
 
 
 class Sharing(Room):
     """The sharing half of `kvlab.cache.manager.KVCacheManager`; without a prefix cache it does nothing.
 
     Attributes:
-        snapshots: copies of states that are made for the prefix cache alone, for the length of a step.
+        snapshots: copies of states that are made for others alone, for the length of a step.
+        marks: which lengths of requests lower tiers save (see `kvlab.cache.tiers.marks`); None: none on the way.
     """
 
     computed: dict[str, int]
     snapshots: KeptStates
+    marks: Marks | None
     _cleared: dict[str, list[int]]
 
     def _share(self) -> None:
         """Prepares an empty manager."""
         self.snapshots = KeptStates(self.rollback, self.kept.pools, limit=0)
+        self.marks = None
         self._next_state: dict[str, tuple[int, bool]] = {}
         self._to_copy: list[PageCopy] = []
         self._sources: list[tuple[int, int]] = []
@@ -96,12 +100,18 @@ class Sharing(Room):
 
     # leaving something behind
 
+    @property
+    def stops(self) -> bool:
+        """Whether chunks may have to end at the lengths that `next_state` names."""
+        return self.keeps_states or self.marks is not None
+
     def next_state(self, request_id: str, computed: int, num_prompt: int) -> int | None:
-        """The next length above `computed` after which the request's states are copied: for stepping back, or for
-        others to start from; None when there is none."""
-        wanted = self.rollback.next_after(computed, num_prompt)
-        shared = self.prefix.keep_after(request_id, computed) if self.prefix else None
-        found = min((n for n in (wanted, shared) if n is not None), default=None)
+        """The next length above `computed` after which the request's states are copied, or lower tiers save what it
+        holds: for stepping back, or for others to start from; None when there is none."""
+        wanted = self.rollback.next_after(computed, num_prompt) if self.keeps_states else None
+        shared = self.prefix.keep_after(request_id, computed) if self.prefix and self.keeps_states else None
+        saved = self.marks.next_after(request_id, computed, num_prompt) if self.marks else None
+        found = min((n for n in (wanted, shared, saved) if n is not None), default=None)
         if found is not None:
             self._next_state[request_id] = found, found == wanted
         return found
@@ -116,12 +126,9 @@ class Sharing(Room):
         if self._sources:
             self._to_copy.clear()
             self._let_sources_go()
-        if not self.prefix:
-            return
-        states: dict[int, int] = {}
-        if self.kept.pools:
+        if self.prefix:
             states = self.kept.newest(request_id, computed) or self.snapshots.newest(request_id, computed)
-        self.prefix.advance(request_id, computed, self.tables[request_id], states, computed)
+            self.prefix.advance(request_id, computed, self.tables[request_id], states, computed)
         if self.kept.pools:
             self.snapshots.drop_after(request_id)
 

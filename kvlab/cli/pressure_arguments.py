@@ -25,8 +25,8 @@ def add_pressure_arguments(parser: argparse.ArgumentParser) -> None:
     add("--park-dtype", metavar="F", help="preempted requests wait in this format instead, on the device: lossy")
     add("--disk-dir", metavar="DIR",
         help="saved prefixes survive a restart here; needs both sizes. Where every layer keeps everything they are found "
-        "page by page; with windows, chunks or states only by who goes on from the end of a request. Files are written, "
-        "flushed and read between two steps")  # fmt: skip
+        "page by page; with windows, chunks or states at the lengths that were saved: the ends of requests, the last page "
+        "end of prompts, where prompts part. Files are written, flushed and read between two steps")  # fmt: skip
     add(
         "--disk-bytes",
         metavar="SIZE",

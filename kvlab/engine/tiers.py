@@ -29,8 +29,10 @@ class TierOptions:
     Attributes:
         host_bytes: of host memory (a text such as "2GiB" will do), pinned on CUDA, for preempted requests and saved prefixes.
         disk_dir: a directory for saved prefixes, which survive there; None: no disk tier. Where every layer keeps
-            everything a later request finds as many pages as it shares; with windows, chunks or states only the end of
-            a request is saved, for who goes on from there. Written, flushed and read in the engine's own thread.
+            everything a later request finds as many pages as it shares; with windows, chunks or states it finds the
+            longest length that was saved: ends of requests, and where the prefix cache's options keep states (the last
+            page end of prompts, junctions, every `checkpoint_tokens`), whether or not there is a prefix cache. Written,
+            flushed and read in the engine's own thread.
         disk_bytes: of all its page files, those of other models included, which are the first to go.
         save_prefixes: whether requests that end leave their pages for later ones.
         park_dtype: preempted requests wait in this storage format, in a pool of host_bytes on the model's own device
@@ -82,7 +84,7 @@ def build_tiers(engine: Engine, options: TierOptions | None) -> Tiers | None:
 def fingerprint(engine: Engine) -> bytes:
     """sha256 over all that the bytes of a page depend on beside the tokens: config, every weight, tokenizer, types,
     layout. Takes about a second per gigabyte of weights; only a disk tier asks for it."""
-    digest = hashlib.sha256(b"kvlab fingerprint 1")
+    digest = hashlib.sha256(b"kvlab fingerprint 2")
     decoder, tokenizer = engine.model.decoder, engine.model.tokenizer
     groups = [
         (g.name, g.block_size, repr(g.retention), g.members, repr(g.layouts), engine.layout.page_bytes(i))

@@ -70,13 +70,20 @@ class Pressure:
         scheduler = self.scheduler
         if scheduler.tiers:
             if request.finish_reason in ("stop", "length") and request.request_id in scheduler.cache.tables:
-                saved = scheduler.tiers.save(request)
-                if saved:
-                    scheduler.emit(now, "save", request, f"{saved[1]} bytes", request.num_computed, saved[0])
+                self.save(request, now)
             if request.finish_reason == "error" and (expelled := scheduler.tiers.expel(request)):
                 scheduler.emit(now, "expel", request, request.error, pages=expelled)
             scheduler.tiers.forget(request.request_id)
         return scheduler.cache.free(request.request_id, distrust=request.finish_reason == "error")
+
+    def save(self, request: Request, now: float) -> None:
+        """Saves what the request holds for later ones: at its end, or at a length where others may go on from it."""
+        tiers = self.scheduler.tiers
+        if tiers:
+            saved = tiers.save(request) if request.finish_reason else tiers.save_checkpoint(request)
+            if saved:
+                why = f"{saved[1]} bytes" + ("" if request.finish_reason else ", a checkpoint")
+                self.scheduler.emit(now, "save", request, why, request.num_computed, saved[0])
 
     def forget_parked(self, request: Request, now: float) -> None:
         """What a lower tier holds of a waiting request is given up: its tokens are computed again."""

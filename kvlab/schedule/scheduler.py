@@ -143,6 +143,8 @@ class Scheduler:
                     break
                 # drafts become known one by one, and only what is known and computed is certain
                 request.num_computed = min(verified.computed, len(request.tokens))
+                if chunk.keeps_state:
+                    self.pressure.save(request, now)
                 if pages := self.cache.advance(request.request_id, request.num_computed):
                     self.emit(now, "release", request, "behind every window", pages=pages)
                 if chunk.samples:
@@ -255,7 +257,7 @@ class Scheduler:
         """Tokens of the request's next chunk, and whether its state is kept after them: a chunk ends where it is."""
         missing = len(request.tokens) - request.num_computed
         count = missing if missing < budget else budget
-        if not self.cache.keeps_states:
+        if not self.cache.stops:
             return count, False
         keep = self.cache.next_state(request.request_id, request.num_computed, request.num_prompt)
         if keep is None or keep > request.num_computed + count:
@@ -272,10 +274,10 @@ class Scheduler:
         request, known = chunk.request, len(chunk.request.tokens)
         # one more token is picked behind the last draft
         room = min(room, request.max_total - 1 - known)
-        states = self.cache.keeps_states
-        keep = self.cache.next_state(request.request_id, known, request.num_prompt) if states else None
+        stops = self.cache.stops
+        keep = self.cache.next_state(request.request_id, known, request.num_prompt) if stops else None
         if keep is not None:
-            # the state that is to be kept must have seen no draft
+            # what is to be kept must have seen no draft
             room = min(room, keep - 1 - known)
         drafts = request.drafts[: max(0, room)]
         if not drafts or not self.cache.drafts.allocate(request.request_id, known, len(drafts)):

@@ -110,11 +110,12 @@ def test_an_expelled_page_is_never_found_whatever_was_done_with_it(tmp_path, nam
     prompt = prompt_of(place.model, 20)
     engine, tokens, settle = state(place, prompt)
     asking = history([*tokens, 2])
-    held = engine.tiers.slots.held_bytes
+    saved = engine.tiers.saved
+    used = sum(saved.slots.page_bytes[entry.group] for entry in saved._entries.values() if entry.pins)
     assert engine.tiers.expel(history(tokens)) > 0
     assert engine.tiers.find(asking) is None and not len(engine.tiers.saved)
     if state in (found_by_somebody, on_its_way_down, on_its_way_up):
-        assert engine.tiers.slots.held_bytes == held, "a place was given away while a copy used it"
+        assert engine.tiers.slots.held_bytes == used > 0, "a place was given away while a copy used it"
     settle()
     assert engine.tiers.find(asking) is None and engine.tiers.slots.held_bytes == 0
     assert not [p for p in tmp_path.iterdir() if p.stat().st_size > 1000], "a page is left on disk"
@@ -204,7 +205,8 @@ def test_a_bad_page_that_was_saved_before_anybody_noticed_is_gone_from_everywher
         engine.step()
     engine.scheduler.update = update
     longer = [*victim.tokens, 2]
-    assert victim.finish_reason == "length" and engine.events.counts["save"] == 1
+    at_the_end = [e for e in engine.events.of("save") if "checkpoint" not in e.reason]
+    assert victim.finish_reason == "length" and len(at_the_end) == 1
     # what begins like it and is shorter than a saved end can only read the pool
     reader = engine.requests[engine.add_request([*longer[:28], 3] if prefix else longer, GREEDY)]
     while not reader.finish_reason:

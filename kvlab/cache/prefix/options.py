@@ -53,3 +53,12 @@ class PrefixOptions:
             raise ValueError(f"ttl {self.ttl}: must be a positive number of seconds")
         if self.checkpoint_tokens < 0:
             raise ValueError(f"checkpoint_tokens {self.checkpoint_tokens}: must be 0 or positive")
+
+    def next_after(self, computed: int, num_prompt: int, unit: int) -> int | None:
+        """The first length above `computed` after which states are kept whatever else is known, at page ends `unit` tokens
+        apart; None when there is none."""
+        found = [(num_prompt - 1) // unit * unit] if self.checkpoint_prompt else []
+        if self.checkpoint_tokens:
+            every = -(-self.checkpoint_tokens // unit) * unit
+            found.append((computed // every + 1) * every)
+        return min((n for n in found if n > computed), default=None)

@@ -13,7 +13,6 @@ a history lies. What it decides is the same over both: how much of a request is 
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -26,7 +25,7 @@ from kvlab.cache.prefix.options import PrefixOptions
 from kvlab.cache.prefix.order import eviction_order
 from kvlab.cache.prefix.radix import RadixTree
 from kvlab.cache.prefix.records import Counters, Hit, Standing
-from kvlab.cache.prefix.rules import GroupRule, longest_common
+from kvlab.cache.prefix.rules import GroupRule, longest_common, unit_tokens
 from kvlab.specs.pools import PoolLayout
 
 
@@ -51,8 +50,7 @@ class PrefixCache(Evicting):
         self, options: PrefixOptions, layout: PoolLayout, pools: Sequence[Pages], slack: int = 0
     ) -> None:  # fmt: skip
         self.options, self.pools, self._layout = options, tuple(pools), layout
-        sizes = [g.block_size for g in layout.groups if g.retention.rule != "state"]
-        self.unit = math.lcm(*(sizes or [layout.groups[0].block_size]))
+        self.unit = unit_tokens(layout.groups)
         spaces = list({id(pool): pool for pool in pools}.values())
         starts = [sum(p.num_blocks for p in spaces[:i]) for i in range(len(spaces))]
         self._spaces = list(zip(starts, spaces, strict=True))
@@ -183,14 +181,8 @@ class PrefixCache(Evicting):
         standing = self._standing.get(request_id)
         if standing is None:
             return None
-        options, unit = self.options, self.unit
-        found = [standing.junction] if standing.junction > computed else []
-        if options.checkpoint_prompt:
-            found.append((standing.num_prompt - 1) // unit * unit)
-        if options.checkpoint_tokens:
-            every = -(-options.checkpoint_tokens // unit) * unit
-            found.append((computed // every + 1) * every)
-        return min((n for n in found if n > computed), default=None)
+        found = [standing.junction, self.options.next_after(computed, standing.num_prompt, self.unit)]
+        return min((n for n in found if n and n > computed), default=None)
 
     def advance(
         self, request_id: str, computed: int, tables: Sequence[array[int]], states: dict[int, int], length: int
@@ -232,7 +224,7 @@ class PrefixCache(Evicting):
                 mine, theirs = own[column], kept[column]
                 if mine != theirs:
                     self._adopt(rule, first, mine, theirs, tables, self.columns[column].place)
-                self._mark(rule, theirs, standing.priority)
+                self._mark(rule, mine, theirs, standing.priority)
 
     def _adopt(self, rule: GroupRule, first: int, mine, theirs, tables, place: int) -> None:
         """Takes the pages that the index has, in place of the request's own of the same tokens."""
@@ -246,8 +238,8 @@ class PrefixCache(Evicting):
                 pool.free([old])
                 self.counters.adopted += 1
 
-    def _mark(self, rule: GroupRule, pages: array[int], priority: int) -> None:
-        """Notes that `pages` are cached."""
+    def _mark(self, rule: GroupRule, mine: array[int], pages: array[int], priority: int) -> None:
+        """Notes that `pages` are cached, and that the request uses those that stand in the place of its own."""
         cached = self.pools[rule.group].cached
         new = [page for page in pages.tolist() if page and not cached[page]]
         for page in new:
@@ -256,7 +248,9 @@ class PrefixCache(Evicting):
         order = self.orders[self._layout.pool_of(rule.group)]
         if order.ranks:
             base = self.columns[rule.columns[0]].base
-            self._used(rule, [page for page in pages if page], priority, False)
+            # a page behind its window, or another's copy of a state, is not the request's: who may be idle stays so
+            own = [new for old, new in zip(mine, pages, strict=False) if old and (new == old or not rule.is_state)]
+            self._used(rule, own, priority, False)
             order.inserted([page + base for page in new])
 
     def retreat(self, request_id: str, tokens: int) -> None:

@@ -10,13 +10,21 @@ Source: vLLM v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator.find_long
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlab.cache.prefix.index import Path, has_gap
+from kvlab.specs.layout import Group
 from kvlab.specs.pages import dead_pages
 from kvlab.specs.parts import Retention
+
+
+def unit_tokens(groups: Sequence[Group]) -> int:
+    """The fewest tokens at whose multiples a page of every group ends; states have none."""
+    sizes = [group.block_size for group in groups if group.retention.rule != "state"]
+    return math.lcm(*(sizes or [groups[0].block_size]))
 
 
 @dataclass(frozen=True)

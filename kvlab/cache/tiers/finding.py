@@ -1,37 +1,22 @@
-"""Which saved pages a request can begin with, and which pages of a request that ends are worth saving.
+"""Which saved pages a request can begin with, and which pages of a request are worth saving.
 
 Where every group keeps all entries, a page depends on the tokens up to its end and nothing else: pages are saved one by
-one, and a request begins with as many as there are. Windows have given their older pages back, and a state is that of
-one length: of such models the end of a sequence is saved whole, and only a request that contains all of it can use it.
+one when their request ends, and a request begins with as many as there are. Of models with windows, chunks or states,
+lengths are saved whole (`ends.py`): the end of a request, and the checkpoints on its way that `marks.py` names.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvlab.cache.manager import KVCacheManager
+from kvlab.cache.prefix.rules import unit_tokens
+from kvlab.cache.tiers.ends import End, Ends, Placed
 from kvlab.cache.tiers.keys import page_name, prefix_digests, root_digest
+from kvlab.cache.tiers.marks import Marks
 from kvlab.cache.tiers.saved import Entry, SavedPages
-from kvlab.cache.tiers.snapshot import Snapshot, snapshot
-
-Placed = tuple[Entry, int]
-"""(its place in host memory, page)."""
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of a sequence that was saved whole.
-
-    Attributes:
-        holdings: of the sequence.
-        first: the digest of its first unit of tokens; b"" when it is shorter than that.
-    """
-
-    holdings: Snapshot
-    first: bytes
+from kvlab.cache.tiers.snapshot import Snapshot, holdings_at, snapshot
 
 
 @dataclass
@@ -58,14 +43,10 @@ class Finder:
 
     def __init__(self, cache: KVCacheManager, saved: SavedPages, fingerprint: bytes) -> None:
         self.cache, self.saved, self.fingerprint = cache, saved, fingerprint
-        self._by_page = all(group.retention.rule == "all" for group in cache.groups)
-        # every group's pages end at multiples of this
-        self._unit = math.lcm(*(group.block_size for group in cache.groups))
-        # ends of sequences by the digest of their tokens
-        self._ends: dict[bytes, End] = {}
-        for name, note in saved.disk.notes() if saved.disk else ():
-            if (end := _from_note(note)) is not None:
-                self._ends[name] = end
+        self._unit = unit_tokens(cache.groups)
+        by_page = all(group.retention.rule == "all" for group in cache.groups)
+        self._ends = None if by_page else Ends(cache.groups, self._unit, saved)
+        self.marks = None if by_page else Marks(cache, self._unit)
         self.lost: list[str] = []
 
     # saving
@@ -73,7 +54,7 @@ class Finder:
     def to_save(self, request) -> list[Placed]:
         """The pages of a request that are not saved yet, with places for them in host memory."""
         # drafts that were right behind the token that ended it count as computed, and are no part of it
-        return self._pages_to_save(request) if self._by_page else self._end_to_save(request)
+        return self._pages_to_save(request) if self._ends is None else self._end_to_save(request, self._ends)
 
     def _pages_to_save(self, request) -> list[Placed]:
         computed, tables = min(request.num_computed, len(request.tokens)), self.cache.tables[request.request_id]
@@ -94,46 +75,29 @@ class Finder:
         return [(page_name(digests[end], g), g, end) for end in sorted(digests)
                 for g, size in enumerate(sizes) if not end % size]  # fmt: skip
 
-    def _end_to_save(self, request) -> list[Placed]:
+    def _end_to_save(self, request, ends: Ends) -> list[Placed]:
         computed = request.num_computed
         if not 0 < computed <= len(request.tokens):
             return []
         holdings, pages = snapshot(self.cache, request.request_id)
+        # who begins here steps back no further, so kept states stay behind
         pages = pages[: sum(len(held) for _, held in holdings.tables)]
-        holdings = Snapshot(computed, holdings.tables)
-        first = self._unit if computed >= self._unit else computed
-        digests = self._digests(request, [first, computed])
-        digest, end = digests[computed], End(holdings, digests[first] if first == self._unit else b"")
-        names = _names(digest, holdings)
-        if digest in self._ends and all(map(self.saved.has, names)):
+        return self._whole(request, ends, Snapshot(computed, holdings.tables), pages)
+
+    def checkpoint_to_save(self, request) -> list[Placed]:
+        """As `to_save`, for a request that goes on: what it holds after its computed tokens, if that is a length to save.
+        To be called before pages behind windows are given back."""
+        ends, marks, name, tokens = self._ends, self.marks, request.request_id, request.num_computed
+        if ends is None or marks is None or marks.next_after(name, tokens - 1, request.num_prompt) != tokens:
             return []
-        new: list[Placed] = []
-        for name, (g, page) in zip(names, pages, strict=True):
-            if self.saved.entry(name) is None:
-                entry = self.saved.add(name, g)
-                if entry is None:
-                    # a part of a sequence's end serves nobody
-                    for added, _ in new:
-                        self.saved.drop(added.name)
-                    return []
-                new.append((entry, page))
-        self._ends[digest] = end
-        if self.saved.disk:
-            self.saved.disk.write(digest, memoryview(b""), _to_note(end))
-        # each end has a page of its own at least: more ends than pages are ends whose pages are gone
-        if len(self._ends) > 16 + 2 * self.saved.num_pages:
-            self._sweep()
-        return new
+        found = holdings_at(self.cache, name, tokens)
+        return self._whole(request, ends, *found) if found else []
 
-    def _sweep(self) -> None:
-        for digest, end in list(self._ends.items()):
-            if not all(map(self.saved.has, _names(digest, end.holdings))):
-                self._forget_end(digest)
-
-    def _forget_end(self, digest: bytes) -> None:
-        del self._ends[digest]
-        if self.saved.disk:
-            self.saved.disk.forget(digest)
+    def _whole(self, request, ends: Ends, holdings: Snapshot, pages: list) -> list[Placed]:
+        tokens, unit = holdings.computed, self._unit
+        digests = self._digests(request, {*range(unit, tokens + 1, unit), tokens})
+        units = tuple(digests[n] for n in range(unit, tokens + 1, unit))
+        return ends.add(digests[tokens], End(holdings, units), pages)
 
     def expel(self, request) -> int:
         """How many saved pages were there that the request could have read; nobody finds them any more.
@@ -141,18 +105,12 @@ class Finder:
         Those are the pages of its tokens, and of the ends of sequences that it contains. Of longer sequences it shares
         pages with those that begin with the same unit of tokens, and their ends contain these: they go too.
         """
-        tokens = len(request.tokens)
-        if self._by_page:
+        tokens, unit = len(request.tokens), self._unit
+        if self._ends is None:
             digests = self._digests(request, self._page_ends(tokens))
             return self.saved.expel(name for name, _, _ in self._page_names(digests))
-        lengths = {end.holdings.computed for end in self._ends.values()} | {self._unit}
-        digests = self._digests(request, [n for n in lengths if n <= tokens])
-        first, names = digests.get(self._unit), []
-        for digest, end in list(self._ends.items()):
-            if end.first == first or digests.get(end.holdings.computed) == digest:
-                names += _names(digest, end.holdings)
-                self._forget_end(digest)
-        return self.saved.expel(names)
+        lengths = {*range(unit, tokens + 1, unit), *(n for n in self._ends.lengths() if n <= tokens)}
+        return self.saved.expel(self._ends.expel(self._digests(request, lengths)))
 
     # finding
 
@@ -160,7 +118,19 @@ class Finder:
         """See `Tiers.find`."""
         # the last token is always computed: what follows it is picked from it
         limit = len(request.tokens) - 1
-        return self._find_pages(request, limit, above) if self._by_page else self._find_end(request, limit, above)
+        if self._ends is None or self.marks is None:
+            return self._find_pages(request, limit, above)
+        found = self._find_end(request, self._ends, limit, above)
+        known = self._known(request, self._ends, limit)
+        if known > max(above, found.tokens if found else 0):
+            self.marks.leaves(request.request_id, known)
+        return found
+
+    def _known(self, request, ends: Ends, limit: int) -> int:
+        """Tokens of the request that something that was saved began with, whether or not it can go on from there."""
+        lengths = range(self._unit, limit + 1, self._unit)
+        digests = self._digests(request, lengths) if ends else {}
+        return ends.known(digests[n] for n in lengths) * self._unit if ends else 0
 
     def _find_pages(self, request, limit: int, above: int) -> Found | None:
         unit = self._unit
@@ -215,36 +185,42 @@ class Finder:
                 taken[-1].append(entry)
         return taken
 
-    def _find_end(self, request, limit: int, above: int) -> Found | None:
-        lengths = {n for end in self._ends.values() if (n := end.holdings.computed) <= limit}
+    def _find_end(self, request, ends: Ends, limit: int, above: int) -> Found | None:
+        lengths = {n for n in ends.lengths() if n <= limit}
         digests = self._digests(request, lengths)
         for tokens in sorted(lengths, reverse=True):
-            end = self._ends.get(digests[tokens])
-            if end is None or end.holdings.computed != tokens:
+            digest = digests[tokens]
+            end = ends.get(digest, tokens)
+            if end is None:
                 continue
-            holdings = end.holdings
+            names = list(ends.names(digest, end))
             if tokens <= above:
                 # the pool has as many; in use nonetheless
-                self._touch([*_names(digests[tokens], holdings), digests[tokens]])
+                self._touch([*names, digest])
                 return None
-            entries: list[Entry] = []
             before = self.saved.reads
-            groups = [g for g, (_, held) in enumerate(holdings.tables) for _ in held]
-            for name, g in zip(_names(digests[tokens], holdings), groups, strict=True):
-                entry = self._fetch(name, g)
-                if entry is None:
-                    # one that is still on its way, or has no place in host memory now, will do another time
-                    if not self.saved.has(name):
-                        self._forget_end(digests[tokens])
-                    break
-                entries.append(entry)
-            else:
+            entries = self._fetch_end(names, end)
+            if entries is not None:
                 if self.saved.disk:
                     # its note is as recently used as its pages
-                    self.saved.disk.read(digests[tokens], memoryview(bytearray()))
-                return self._with_kept(holdings, entries, self._source(before))
-            self.saved.unpin(entries)
+                    self.saved.disk.read(digest, memoryview(bytearray()))
+                return self._with_kept(end.holdings, entries, self._source(before))
+            # one that is still on its way, or has no place in host memory now, will do another time
+            if not all(map(self.saved.has, names)):
+                ends.forget(digest)
         return None
+
+    def _fetch_end(self, names: list[bytes], end: End) -> list[Entry] | None:
+        """The pinned entries of all its pages, None when one is missing."""
+        entries: list[Entry] = []
+        groups = [g for g, (_, held) in enumerate(end.holdings.tables) for _ in held]
+        for name, g in zip(names, groups, strict=True):
+            entry = self._fetch(name, g)
+            if entry is None:
+                self.saved.unpin(entries)
+                return None
+            entries.append(entry)
+        return entries
 
     def _with_kept(self, holdings: Snapshot, entries: list[Entry], source: str) -> Found:
         """What was found; its states also as kept ones, where steps back were promised and nothing earlier is there."""
@@ -274,20 +250,3 @@ class Finder:
 
     def _digests(self, request, ends: Iterable[int]) -> dict[int, bytes]:
         return prefix_digests(root_digest(self.fingerprint, request), request.tokens, ends)
-
-
-def _names(digest: bytes, holdings: Snapshot) -> list[bytes]:
-    return [page_name(digest, g, i) for g, (_, held) in enumerate(holdings.tables) for i in held]
-
-
-def _to_note(end: End) -> str:
-    return json.dumps([end.holdings.computed, end.holdings.tables, end.first.hex()])
-
-
-def _from_note(note: str) -> End | None:
-    try:
-        computed, tables, first = json.loads(note)
-        holdings = Snapshot(int(computed), tuple((int(n), tuple(map(int, held))) for n, held in tables))
-        return End(holdings, bytes.fromhex(first))
-    except (ValueError, TypeError):
-        return None

@@ -129,6 +129,11 @@ class SavedPages:
             self.write_down(entry.name)
         self.unpin([entry])
 
+    def pin(self, entries: Iterable[Entry]) -> None:
+        """One copy or lookup more uses each of them."""
+        for entry in entries:
+            entry.pins += 1
+
     def unpin(self, entries: Iterable[Entry]) -> None:
         """One copy or lookup less uses each of them."""
         for entry in entries:
@@ -141,14 +146,24 @@ class SavedPages:
         neither; the place of one that is being copied is free when its copies have ended."""
         names = list(names)
         gone = sum(map(self.has, names))
+        self._leave_host(names)
+        if self.disk:
+            self.disk.expel(names)
+        return gone
+
+    def discard(self, names: Iterable[bytes]) -> None:
+        """Forgets pages that are of no use to anybody; the place of one that is being copied is free afterwards."""
+        names = list(names)
+        self._leave_host(names)
+        for name in names if self.disk else ():
+            self.disk.forget(name)
+
+    def _leave_host(self, names: Iterable[bytes]) -> None:
         for name in names:
             if entry := self._entries.pop(name, None):
                 entry.expelled = True
                 if not entry.pins:
                     self.slots.free(entry.group, entry.slot)
-        if self.disk:
-            self.disk.expel(names)
-        return gone
 
     def drop(self, name: bytes) -> None:
         """Forgets the page in host memory; copies of it that are under way are the caller's affair."""

@@ -45,6 +45,23 @@ def snapshot(cache: KVCacheManager, request_id: str) -> tuple[Snapshot, list[Pag
     return Snapshot(computed, tuple(tables), kept), pages
 
 
+def holdings_at(cache: KVCacheManager, request_id: str, tokens: int) -> tuple[Snapshot, list[Page]] | None:
+    """As `snapshot`, for a length that the request has just reached and before anything was given back: what a sequence
+    that ended there would hold. Its states are the copies that were made of them; None when there was no room for one.
+    """
+    states = cache.kept.newest(request_id, tokens) or cache.snapshots.newest(request_id, tokens)
+    if len(states) < len(cache.kept.pools):
+        return None
+    tables, pages = [], []
+    for g, (group, table) in enumerate(zip(cache.groups, cache.tables[request_id], strict=True)):
+        entries = table_pages(group.retention, group.block_size, tokens)
+        dead = dead_pages(group.retention, group.block_size, max(0, tokens - cache.rollback.slack))
+        held = tuple(i for i in range(entries) if i not in dead and table[i] != NULL_BLOCK)
+        tables.append((entries, held))
+        pages += [(g, states.get(g, table[i])) for i in held]
+    return Snapshot(tokens, tuple(tables)), pages
+
+
 def restore(cache: KVCacheManager, request_id: str, holdings: Snapshot) -> list[Page]:
     """The pages, in the order of `snapshot`, that the request holds from now on; what is in them is the caller's.
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from kvlab.cache.manager import KVCacheManager
 from kvlab.cache.pins import Page
 from kvlab.cache.prefix import Hit
+from kvlab.cache.tiers.ends import Placed
 from kvlab.cache.tiers.finding import Finder, Found
 from kvlab.cache.tiers.saved import Disk, Entry, SavedPages
 from kvlab.cache.tiers.slots import HostSlots
@@ -79,6 +80,8 @@ class Tiers:
         self.lossy = lossy
         self.saved = SavedPages(slots, copier.memory, disk)
         self.finder = Finder(cache, self.saved, fingerprint)
+        if saves:
+            cache.marks = self.finder.marks
         self._parked: dict[str, Parked] = {}
         self._reserved: dict[str, list[Page]] = {}
         self._flights: list[Flight] = []
@@ -175,6 +178,8 @@ class Tiers:
 
     def forget(self, request_id: str) -> None:
         """Gives up what is here of a request that ends or starts over; copies under way keep what they need."""
+        if self.finder.marks:
+            self.finder.marks.forget(request_id)
         parked = self._parked.pop(request_id, None)
         if parked:
             flight = next((f for f in self._flights if f.request_id == request_id and f.down), None)
@@ -200,7 +205,14 @@ class Tiers:
         """(pages, bytes) of a request that ends which are copied down for later ones; None when nothing new is."""
         if not self.saves:
             return None
-        new = self.finder.to_save(request)
+        return self._save(self.finder.to_save(request))
+
+    def save_checkpoint(self, request) -> tuple[int, int] | None:
+        """As `save`, for a request that goes on, at the length that it has just reached; before `KVCacheManager.advance`
+        is told of it. What is copied is written by nobody meanwhile: full pages, and copies of states."""
+        return self._save(self.finder.checkpoint_to_save(request)) if self.saves else None
+
+    def _save(self, new: list[Placed]) -> tuple[int, int] | None:
         if not new:
             return None
         pages = [(entry.group, page) for entry, page in new]
