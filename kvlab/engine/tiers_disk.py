@@ -1,7 +1,5 @@
-"""The disk tier: a directory of checksummed files, one for each saved page, written whole or not at all.
-
-    file = header, note, payload, sha256 over all before it
-    header = magic, fingerprint of model and storage, name, lengths of note and payload
+"""The disk tier: a directory of checksummed files (`kvlab.cache.tiers.files`), one for each saved page, written whole or
+not at all.
 
 A file is written under another name, flushed to the disk, then renamed: after a kill there is the whole file, or a
 remainder that the next start removes. Whatever is wrong with a file, from a flipped bit to another model's fingerprint,
@@ -17,17 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-MAGIC = b"kvlab page 1\0\0\0\0"
-HEADER = struct.Struct("<16s32s32sQQ")
-SUM_BYTES = 32
-SUFFIX, UNFINISHED = ".page", ".writing"
+from kvlab.cache.tiers.files import SUM_BYTES, KnownFiles, header_of, payload_of
+
+UNFINISHED = ".writing"
 LOOKS = 64
 """How often the directory is looked through while files of `max_bytes` are written."""
 STALE_S = 3600.0
@@ -50,7 +46,7 @@ class DiskStore:
         ValueError: the directory cannot be used, or a fingerprint of another length.
 
     Attributes:
-        used_bytes, foreign_bytes: of the files that can be found here, and of all others: other models', damaged ones.
+        known: the files of the directory.
         failures: what went wrong, the newest 100, newest last; the engine goes on without the file.
         gone: pages of decisions that nobody has told yet, by kind ("evict", "lost") and reason.
     """
@@ -59,59 +55,53 @@ class DiskStore:
         if len(fingerprint) != 32:
             raise ValueError(f"fingerprint of {len(fingerprint)} bytes: must have 32")
         self.directory, self.fingerprint, self.max_bytes = Path(directory), fingerprint, max_bytes
+        self.known = KnownFiles(self.directory, fingerprint)
         self.failures: deque[str] = deque(maxlen=100)
         self.gone: Counter[tuple[str, str]] = Counter()
-        self.used_bytes = self.foreign_bytes = 0
         # for tests: called between the stages of a write
         self.on_stage: Callable[[str], None] = lambda stage: None
-        # name -> bytes, the first to go in front
-        self._files: OrderedDict[bytes, int] = OrderedDict()
-        self._foreign: OrderedDict[bytes, int] = OrderedDict()
-        self._notes: dict[bytes, str] = {}
         self._written = 0
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_unfinished()
-            self._look()
+            self.known.look()
         except OSError as error:
             raise ValueError(f"disk_dir {directory}: cannot be used ({error.strerror or error})") from None
         self._make_room(0)
 
     def has(self, name: bytes) -> bool:
         """Whether a file of that name is known; reading it may still fail."""
-        return name in self._files
+        return name in self.known
 
     @property
     def num_files(self) -> int:
         """How many files of this fingerprint are known."""
-        return len(self._files)
+        return len(self.known)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all page files in the directory, as far as is known."""
+        return self.known.used_bytes + self.known.foreign_bytes
 
     def touch(self, name: bytes) -> None:
         """The file of that name, if one is known, is the last to go: for this process, its time on disk stays."""
-        if name in self._files:
-            self._files.move_to_end(name)
+        self.known.touch(name)
 
     def forget(self, name: bytes) -> None:
         """Deletes the file of that name, if there is one. One that cannot be deleted is not found any more."""
         if self._deleted(name, "forget"):
-            self._leave(name)
+            self.known.leave(name)
         else:
-            self._give_up(name)
+            self.known.give_up(name)
 
     def _deleted(self, name: bytes, why: str) -> bool:
         """Whether there is no file of that name now; what is known of it stays."""
         try:
-            self._path(name).unlink(missing_ok=True)
+            self.known.path(name).unlink(missing_ok=True)
         except OSError as error:
             self.failures.append(f"{why}: {error.strerror or error}")
             return False
         return True
-
-    def _give_up(self, name: bytes) -> None:
-        """Finds the file of that name no more, and counts its bytes."""
-        self._leave(name)
-        with suppress(OSError):
-            self._enter(name, self._path(name).stat().st_size, None)
 
     def expel(self, names: Iterable[bytes]) -> None:
         """As `forget`, for files that no later process may find either, whoever wrote them. One that cannot be deleted
@@ -122,27 +112,27 @@ class DiskStore:
 
     def _remove(self, name: bytes) -> bool:
         """Whether there was a file of that name, which is of no use to anybody from now on."""
-        self._leave(name)
-        path = self._path(name)
+        self.known.leave(name)
+        path = self.known.path(name)
         if not os.path.lexists(path):
             return False
         if not self._deleted(name, "expel"):
             with suppress(OSError):
                 os.truncate(path, 0)
-            self._give_up(name)
+            self.known.give_up(name)
         return True
 
     def notes(self) -> list[tuple[bytes, str]]:
         """Name and note of every file that has a note, the note not yet checked against its sum."""
-        return list(self._notes.items())
+        return self.known.notes()
 
     def write(self, name: bytes, payload: memoryview, note: str = "") -> bool:
         """Whether the payload is safely on disk. If not, as the disk is full or there is no room under the cap, nothing of
         it is, which is a failure and a loss to tell; files that made room for it are gone all the same."""
         text = note.encode()
-        header = HEADER.pack(MAGIC, self.fingerprint, name, len(text), len(payload))
+        header = header_of(self.fingerprint, name, text, payload)
         size = len(header) + len(text) + len(payload) + SUM_BYTES
-        if name in self._files:
+        if name in self.known:
             return True
         unfinished = self.directory / f"{name.hex()}.{os.getpid()}{UNFINISHED}"
         _WRITING.add(unfinished.name)
@@ -152,14 +142,15 @@ class DiskStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._written += size
             if self._written > self.max_bytes // LOOKS:
-                self._look()
-                if name in self._files:
+                self._written = 0
+                self.known.look()
+                if name in self.known:
                     # another process wrote it
                     return True
             if not self._make_room(size):
                 raise OSError(f"no room for {size} bytes under a cap of {self.max_bytes}")
             self._write_file(unfinished, (header, text, payload))
-            os.replace(unfinished, self._path(name))
+            os.replace(unfinished, self.known.path(name))
             renamed = True
             self.on_stage("renamed")
             self._sync_directory()
@@ -173,7 +164,7 @@ class DiskStore:
             return False
         finally:
             _WRITING.discard(unfinished.name)
-        self._enter(name, size, note)
+        self.known.enter(name, size, note)
         return True
 
     def _note_failure(self, what: str) -> None:
@@ -182,37 +173,21 @@ class DiskStore:
 
     def read(self, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds exactly what was written; what could not be read is forgotten and deleted."""
-        if name not in self._files:
+        if name not in self.known:
             return False
         try:
-            payload = self._checked(name, self._path(name).read_bytes(), len(into))
+            data = self.known.path(name).read_bytes()
+            payload = payload_of(data, self.fingerprint, name, len(into))
         except (OSError, ValueError) as error:
             self.failures.append(f"read: {error}")
             self.forget(name)
             return False
         into[:] = payload
-        self._files.move_to_end(name)
+        self.known.touch(name)
         with suppress(OSError):
             # the order of use, for the next process; a directory that is read only keeps the old one
-            os.utime(self._path(name))
+            os.utime(self.known.path(name))
         return True
-
-    def _checked(self, name: bytes, data: bytes, length: int) -> memoryview:
-        """The payload of a file's bytes.
-
-        Raises:
-            ValueError: anything about them is not as it was written.
-        """
-        if len(data) < HEADER.size + SUM_BYTES:
-            raise ValueError(f"{len(data)} bytes, fewer than header and sum")
-        magic, fingerprint, own, note_bytes, payload_bytes = HEADER.unpack_from(data)
-        if (magic, fingerprint, own) != (MAGIC, self.fingerprint, name):
-            raise ValueError("another format, model or page")
-        if payload_bytes != length or len(data) != HEADER.size + note_bytes + payload_bytes + SUM_BYTES:
-            raise ValueError(f"{len(data)} bytes, not what its header says")
-        if hashlib.sha256(data[:-SUM_BYTES]).digest() != data[-SUM_BYTES:]:
-            raise ValueError("the checksum does not agree")
-        return memoryview(data)[HEADER.size + note_bytes : -SUM_BYTES]
 
     def _remove_unfinished(self) -> None:
         """Removes what killed processes left unfinished."""
@@ -222,65 +197,6 @@ class DiskStore:
                 with suppress(OSError):
                     if not _is_alive(path.name) or time.time() - path.stat().st_mtime > STALE_S:
                         path.unlink()
-
-    def _look(self) -> None:
-        """Learns which files are there now, the longest unused first, and which are not there any more."""
-        self._written = 0
-        there = {name: path for path in self.directory.iterdir() if (name := _name_of(path))}
-        for name in {*self._files, *self._foreign} - there.keys():
-            self._leave(name)
-        found = []
-        for name in there.keys() - self._files.keys() - self._foreign.keys():
-            # another process may take a file away at any moment, and what cannot be looked at is none
-            with suppress(OSError):
-                at = there[name].stat()
-                found.append((at.st_mtime_ns, name, at.st_size, self._header(there[name])))
-        for _, name, size, note in sorted(found, key=lambda file: file[:2]):
-            self._enter(name, size, note)
-
-    def _enter(self, name: bytes, size: int, note: str | None) -> None:
-        """Knows a file from now on; no note at all: it is of no use to this model."""
-        self._leave(name)
-        if note is None:
-            self._foreign[name] = size
-            self.foreign_bytes += size
-            return
-        self._files[name] = size
-        self.used_bytes += size
-        if note:
-            self._notes[name] = note
-
-    def _leave(self, name: bytes) -> None:
-        """Knows the file of that name no more."""
-        self.used_bytes -= self._files.pop(name, 0)
-        self.foreign_bytes -= self._foreign.pop(name, 0)
-        self._notes.pop(name, None)
-
-    def _header(self, path: Path) -> str | None:
-        """The note of a file that claims this fingerprint and its own name, None for one that does not.
-
-        Raises:
-            FileNotFoundError: it is gone.
-        """
-        try:
-            with path.open("rb") as file:
-                head = file.read(HEADER.size)
-                if len(head) < HEADER.size:
-                    return None
-                magic, fingerprint, name, note_bytes, _ = HEADER.unpack(head)
-                size = path.stat().st_size
-                if (magic, fingerprint) != (MAGIC, self.fingerprint) or path.stem != name.hex() or note_bytes > size:
-                    return None
-                note = file.read(note_bytes)
-                # notes are acted upon without reading a payload, so their sum is checked now
-                rest = file.read() if note_bytes else b""
-        except FileNotFoundError:
-            raise
-        except OSError:
-            return None
-        if note_bytes and hashlib.sha256(head + note + rest[:-SUM_BYTES]).digest() != rest[-SUM_BYTES:]:
-            return None
-        return note.decode(errors="replace")
 
     def _write_file(self, path: Path, pieces: tuple[bytes | memoryview, ...]) -> None:
         digest = hashlib.sha256()
@@ -307,30 +223,17 @@ class DiskStore:
         """Whether so many bytes more are within the cap, for which files may have gone."""
         if size > self.max_bytes:
             return False
-        over, deleted = self.used_bytes + self.foreign_bytes + size - self.max_bytes, []
-        for whose, files in (("of no use to this model", self._foreign), ("lru", self._files)):
-            for name, num_bytes in files.items():
-                if over <= 0:
-                    break
-                if self._deleted(name, "evict"):
-                    deleted.append(name)
-                    over -= num_bytes
-                    self.gone["evict", f"disk: {whose}, disk_bytes {self.max_bytes}"] += 1
+        over, deleted = self.num_bytes + size - self.max_bytes, []
+        for why, name, num_bytes in self.known.first_to_go():
+            if over <= 0:
+                break
+            if self._deleted(name, "evict"):
+                deleted.append(name)
+                over -= num_bytes
+                self.gone["evict", f"disk: {why}, disk_bytes {self.max_bytes}"] += 1
         for name in deleted:
-            self._leave(name)
+            self.known.leave(name)
         return over <= 0
-
-    def _path(self, name: bytes) -> Path:
-        return self.directory / (name.hex() + SUFFIX)
-
-
-def _name_of(path: Path) -> bytes | None:
-    """The name of a page file, None for what is none."""
-    with suppress(ValueError):
-        name = bytes.fromhex(path.stem)
-        if path.suffix == SUFFIX and len(name) == 32 and name.hex() == path.stem:
-            return name
-    return None
 
 
 def _is_alive(unfinished: str) -> bool:

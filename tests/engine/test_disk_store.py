@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.cache.tiers.files import HEADER, SUFFIX, SUM_BYTES
 from kvlab.engine import tiers_disk
-from kvlab.engine.tiers_disk import HEADER, SUM_BYTES, DiskStore
+from kvlab.engine.tiers_disk import DiskStore
 
 MARK, OTHER = bytes(range(32)), bytes(range(1, 33))
 NAME, NEXT = b"n" * 32, b"m" * 32
@@ -36,13 +37,13 @@ def test_what_was_written_is_read_by_the_next_process(tmp_path):
     assert again.has(NAME) and not again.has(NEXT)
     assert read(again) == PAYLOAD
     assert again.notes() == [(NAME, "a note")]
-    assert again.used_bytes == sum(p.stat().st_size for p in tmp_path.iterdir()) == 96 + 6 + 999 + 32
+    assert again.known.used_bytes == sum(p.stat().st_size for p in tmp_path.iterdir()) == 96 + 6 + 999 + 32
 
 
 def test_files_of_another_model_are_not_seen_and_stay(tmp_path):
     store(tmp_path).write(NAME, memoryview(PAYLOAD))
     other = store(tmp_path, OTHER)
-    assert not other.has(NAME) and other.used_bytes == 0
+    assert not other.has(NAME) and other.known.used_bytes == 0
     assert read(other) is None
     assert read(store(tmp_path)) == PAYLOAD
 
@@ -96,7 +97,7 @@ def test_a_full_disk_leaves_no_trace(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     assert not disk.write(NAME, memoryview(PAYLOAD))
-    assert (list(tmp_path.iterdir()), disk.used_bytes, disk.has(NAME)) == ([], 0, False)
+    assert (list(tmp_path.iterdir()), disk.known.used_bytes, disk.has(NAME)) == ([], 0, False)
     assert list(disk.failures) == ["write: No space left on device"]
     monkeypatch.undo()
     assert disk.write(NAME, memoryview(PAYLOAD)) and read(disk) == PAYLOAD
@@ -106,7 +107,7 @@ def test_a_directory_that_was_removed_comes_back_with_the_next_file(tmp_path):
     disk = store(tmp_path / "below")
     assert disk.write(NEXT, memoryview(PAYLOAD))
     shutil.rmtree(tmp_path / "below")
-    assert read(disk, NEXT) is None and not disk.has(NEXT) and disk.used_bytes == 0
+    assert read(disk, NEXT) is None and not disk.has(NEXT) and disk.known.used_bytes == 0
     assert disk.write(NAME, memoryview(PAYLOAD)) and read(store(tmp_path / "below")) == PAYLOAD
 
 
@@ -146,8 +147,8 @@ def test_the_cap_holds_for_the_directory_whoever_writes_there(tmp_path, marks):
     # what one has lost to the other it neither counts nor finds
     for disk in stores:
         disk.write(NAME, memoryview(PAYLOAD))
-        assert disk.used_bytes + disk.foreign_bytes == bytes_in(tmp_path)
-        assert all((tmp_path / f"{name.hex()}.page").exists() for name in disk._files)
+        assert disk.num_bytes == bytes_in(tmp_path)
+        assert all((tmp_path / f"{name.hex()}.page").exists() for name in disk.known)
 
 
 def test_files_of_other_models_go_first_the_longest_unused_in_front(tmp_path):
@@ -195,7 +196,7 @@ def test_a_file_of_which_nothing_can_be_read_counts_and_stops_nobody(tmp_path, m
     store(tmp_path).write(NAME, memoryview(PAYLOAD))
     monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     disk = store(tmp_path)
-    assert (disk.has(NAME), disk.used_bytes, disk.foreign_bytes) == (False, 0, ONE)
+    assert (disk.has(NAME), disk.known.used_bytes, disk.known.foreign_bytes) == (False, 0, ONE)
 
 
 def test_unfinished_files_stay_only_while_somebody_writes_them(tmp_path):
@@ -246,13 +247,13 @@ def test_a_file_that_cannot_be_deleted_counts_and_the_next_one_goes(tmp_path, mo
     disk = store(tmp_path, most=most)
     refusing(monkeypatch, NAME)
     assert disk.write(b"3" * 32, memoryview(PAYLOAD)) and not disk.has(NEXT) and read(disk, b"3" * 32)
-    assert disk.used_bytes + disk.foreign_bytes == bytes_in(tmp_path) == 2 * ONE
+    assert disk.num_bytes == bytes_in(tmp_path) == 2 * ONE
     assert sum(disk.gone.values()) == 1 and list(disk.failures) == ["evict: Permission denied"]
     # none of them goes: nothing is told to have gone, and nothing is written
     refusing(monkeypatch, NAME, b"3" * 32)
     disk.gone.clear()
     assert not disk.write(b"4" * 32, memoryview(PAYLOAD))
-    assert disk.used_bytes + disk.foreign_bytes == bytes_in(tmp_path) == 2 * ONE and read(disk, b"3" * 32) == PAYLOAD
+    assert disk.num_bytes == bytes_in(tmp_path) == 2 * ONE and read(disk, b"3" * 32) == PAYLOAD
     assert disk.gone == {("lost", f"disk: write: no room for {ONE} bytes under a cap of {most}"): 1}
 
 
@@ -270,14 +271,14 @@ def test_what_cannot_be_deleted_is_found_no_more_and_counts(tmp_path, monkeypatc
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         assert read(disk) is None
     for _ in range(2):
-        assert (disk.has(NAME), disk.used_bytes, disk.foreign_bytes) == (False, 0, ONE)
-        disk._look()
+        assert (disk.has(NAME), disk.known.used_bytes, disk.known.foreign_bytes) == (False, 0, ONE)
+        disk.known.look()
     # a new file may take its place
     assert disk.write(NAME, memoryview(PAYLOAD)) and read(disk) == PAYLOAD
-    assert (disk.used_bytes, disk.foreign_bytes) == (ONE, 0)
+    assert (disk.known.used_bytes, disk.known.foreign_bytes) == (ONE, 0)
 
 
-@pytest.mark.parametrize("suffix", [tiers_disk.SUFFIX, tiers_disk.UNFINISHED])
+@pytest.mark.parametrize("suffix", [SUFFIX, tiers_disk.UNFINISHED])
 def test_whatever_else_lies_in_the_directory_a_store_starts_and_writes(tmp_path, monkeypatch, suffix):
     """Directories, links in a circle, other users' files, ids that no process can have."""
     for i, owner in enumerate(["", ".x", ".-1", ".0", ".99999999999999", f".{2**63}", f".{2**22 + 1}"]):
@@ -375,7 +376,7 @@ def test_fifty_kills_at_random_moments(tmp_path, seed):
     process.send_signal(signal.SIGKILL)
     process.wait()
     disk = store(tmp_path, most=3 * 10**6)
-    assert disk.used_bytes <= 3 * 10**6
+    assert disk.known.used_bytes <= 3 * 10**6
     assert not [p for p in Path(tmp_path).iterdir() if p.suffix != ".page"]
     for i in range(40):
         name = bytes([i]) * 32

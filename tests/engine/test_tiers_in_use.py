@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from kvlab.cache import KVCacheManager, PrefixOptions
+from kvlab.cache.tiers.files import HEADER, SUM_BYTES
 from kvlab.cache.tiers.slots import HostSlots
 from kvlab.cache.tiers.tiers import Tiers
-from kvlab.engine.tiers_disk import HEADER, SUM_BYTES, DiskStore
+from kvlab.engine.tiers_disk import DiskStore
 from kvlab.schedule import EventLog, Request, SamplingParams, Scheduler
 from kvlab.schedule.scheduler import Limits
 from kvlab.specs.formats import get_format

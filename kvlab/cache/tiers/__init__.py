@@ -7,6 +7,10 @@ later one may begin with ("saved"). They come back bit for bit, whatever their f
     snapshot.py  which pages a request holds, so that it can be rebuilt
     keys.py      names of saved pages
     saved.py     saved pages in host memory and on disk
+    files.py     page files of a directory: their layout, and which are known
+    ends.py      lengths of sequences that are saved whole, for windows and states
+    marks.py     at which lengths that is
+    finding.py   which saved pages a request can begin with
     tiers.py     parks, saves, finds and loads; pins what a copy under way reads or writes
 """
 
