@@ -32,8 +32,9 @@ class Driver:
                  rollback=None, checked=True, **options):  # fmt: skip
         layers = tuple(LayerSpec(i, (part,)) for i, part in enumerate(parts or (FULL,)))
         layout = pool_layout(ModelSpec("m", "m", layers, 32, 4, 64), block_size, pools)
+        sizes = num_blocks if isinstance(num_blocks, list) else [num_blocks] * len(layout.buffers)
         self.manager = KVCacheManager(
-            layout, [num_blocks] * len(layout.buffers), in_flight, rollback=rollback or RollbackPolicy(),
+            layout, sizes, in_flight, rollback=rollback or RollbackPolicy(),
             prefix=PrefixOptions(design, **options),
         )  # fmt: skip
         self.requests, self.checked = {}, checked
