@@ -44,8 +44,11 @@ INPUTS = (
     "tools/check_chapters.py",
 )
 SHOWN = ("kvlab", "torch", "transformers", "numpy", "numba", "jupyter-book", "jupyterlab", "plotly", "anywidget")
-# pytest, and afterwards the most memory that one process below it held: the chapter's kernel
-PYTEST = """import pathlib, resource, sys, pytest
+# pytest, and afterwards the most memory that one process below it held: the chapter's kernel. Without the grammar of
+# internationalized addresses, which jsonschema would compile for a second or two and no notebook needs.
+PYTEST = """import pathlib, resource, sys
+sys.modules["rfc3987_syntax"] = None
+import pytest
 code = pytest.main(sys.argv[2:])
 pathlib.Path(sys.argv[1]).write_text(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 sys.exit(code)"""
@@ -120,7 +123,8 @@ def end_all(pid: int) -> None:
 
 def execute(copy: Path) -> str:
     """Runs `copy` in place; returns "" or what went wrong. At the limit it ends with its kernel."""
-    nbmake = ["--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}"]
+    nbmake = ["--disable-plugin-autoload", "-p", "nbmake.pytest_plugin"]  # the others cost seconds for each chapter
+    nbmake += ["--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}"]
     quiet = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(copy.parent), "--color=no"]
     command = [sys.executable, "-c", PYTEST, str(copy.with_suffix(".peak")), *nbmake, *quiet, copy.name]
     environment = os.environ | {
