@@ -1,7 +1,7 @@
 """Who computes which tokens in which step: request, scheduler, events. Standard library only, no clock inside."""
 
 from kvlab.schedule.events import Event, EventLog
-from kvlab.schedule.policy import SchedulingPolicy, SwapCosts
+from kvlab.schedule.policy import SchedulingPolicy, SwapCosts, Victim
 from kvlab.schedule.request import Request, SamplingParams
 from kvlab.schedule.scheduler import Scheduler
 from kvlab.schedule.spared import SparedTokens
@@ -21,4 +21,5 @@ __all__ = [
     "Step",
     "SwapCosts",
     "Verified",
+    "Victim",
 ]

@@ -51,6 +51,9 @@ class Admission:
         known = {"hit": hit} if hit else {}
         if not scheduler.cache.has_room(len(request.tokens), spare=running, **known):
             return f"{len(request.tokens)} tokens and a page for each running request do not fit now"
+        tiers = scheduler.tiers
+        if tiers and not tiers.parked(request.request_id) and tiers.lookups.start(request, self._tokens(hit)):
+            return "its saved pages are being read from disk"
         return ""
 
     def _bring_back(self, now: float, request: Request, hit: Any) -> None:
@@ -76,8 +79,9 @@ class Admission:
         """Whether a lower tier has more of the request than the pool, and that is on its way."""
         scheduler, tiers = self.scheduler, self.scheduler.tiers
         found = tiers.find(request, self._tokens(hit))
-        while tiers.finder.lost:
-            scheduler.emit(now, "lost", request, tiers.finder.lost.pop(), pages=1)
+        while tiers.lookups.lost:
+            reason, pages = tiers.lookups.lost.pop()
+            scheduler.emit(now, "lost", request, reason, pages=pages)
         # the request is counted among the running ones by now
         known = {"hit": hit} if found and found.start else {}
         if found and not scheduler.cache.has_room(len(request.tokens), spare=len(scheduler.running) - 1, **known):

@@ -11,6 +11,9 @@ ORDERS = ("fcfs", "priority", "longest_prefix")
 VICTIMS = ("last", "priority", "least_progress", "cheapest")
 PREEMPT = ("recompute", "swap", "auto")
 
+Victim = Callable[[Sequence[Request]], Request]
+"""Picks one of the requests that may give way, which it must not change. They come in the order in which they run."""
+
 
 @dataclass(frozen=True)
 class SwapCosts:
@@ -51,9 +54,10 @@ class SchedulingPolicy:
             order of arrival. "longest_prefix": the one that finds most of its prompt in the cache; those that were
             preempted go before it, and so does one that was passed over `patience` times.
         victim: whose pages are taken when they run out: the "last" arrived, the highest "priority" number, the one
-            with the fewest new tokens ("least_progress"), or the one that is "cheapest" to have back. Never the
-            senior: of the running requests the one that is first by priority (where the policy looks at it) and
-            arrival. It runs first in each step, so it finishes; then another is senior.
+            with the fewest new tokens ("least_progress"), the one that is "cheapest" to have back, or the one that a
+            function picks (see `Victim`). Never the senior, which no function is shown: of the running requests the
+            one that is first by priority (where the policy looks at it) and arrival. It runs first in each step, so it
+            finishes; then another is senior.
         preempt: the victim's pages are dropped and computed again ("recompute"), or moved to the tier below where it
             has room ("swap"), or whichever is faster by `costs` ("auto").
         costs: what "auto" and "cheapest" compare by; "cheapest" without them counts tokens.
@@ -64,15 +68,17 @@ class SchedulingPolicy:
     """
 
     order: str = "fcfs"
-    victim: str = "last"
+    victim: str | Victim = "last"
     preempt: str = "recompute"
     costs: SwapCosts | None = None
     patience: int = 16
 
     def __post_init__(self) -> None:
         for name, known in (("order", ORDERS), ("victim", VICTIMS), ("preempt", PREEMPT)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r}: must be one of {', '.join(known)}")
+            given = getattr(self, name)
+            if given not in known and not (name == "victim" and callable(given)):
+                also = ", or a function" if name == "victim" else ""
+                raise ValueError(f"{name} {given!r}: must be one of {', '.join(known)}{also}")
         if self.preempt == "auto" and self.costs is None:
             raise ValueError("preempt 'auto': needs costs, the numbers by which it chooses")
         if self.patience < 0:
@@ -83,7 +89,13 @@ class SchedulingPolicy:
         return (request.priority if "priority" in (self.order, self.victim) else 0, request.number)
 
     def choose(self, candidates: Sequence[Request]) -> tuple[Request, str]:
-        """The victim among `candidates`, and why it; of equals the last arrived."""
+        """The victim among `candidates`, and why it; of equals the last arrived.
+
+        Raises:
+            ValueError: a function picked something else than one of them.
+        """
+        if callable(self.victim):
+            return self._picked(self.victim, candidates)
         if self.victim == "priority":
             found = max(candidates, key=lambda r: (r.priority, r.number))
             return found, f"priority {found.priority}"
@@ -98,6 +110,16 @@ class SchedulingPolicy:
             found = min(candidates, key=lambda r: (costs.recompute_s(r.num_computed), -r.number))
             return found, f"cheapest to compute again, {1e3 * costs.recompute_s(found.num_computed):.3g} ms"
         return max(candidates, key=lambda r: r.number), ""
+
+    @staticmethod
+    def _picked(pick: Victim, candidates: Sequence[Request]) -> tuple[Request, str]:
+        name = getattr(pick, "__name__", type(pick).__name__)
+        # a list of its own: what the function does to it changes nothing
+        found = pick(list(candidates))
+        if not any(found is request for request in candidates):
+            ids = ", ".join(request.request_id for request in candidates)
+            raise ValueError(f"victim {name}: picked {found!r}, must pick one of the requests {ids}")
+        return found, f"picked by {name}"
 
 
 FIRST_COME = SchedulingPolicy()

@@ -88,6 +88,9 @@ class Pressure:
     def forget_parked(self, request: Request, now: float) -> None:
         """What a lower tier holds of a waiting request is given up: its tokens are computed again."""
         tiers = self.scheduler.tiers
+        if tiers:
+            # what was looked up for its old tokens
+            tiers.lookups.let_go(request.request_id)
         if tiers and tiers.loading(request.request_id):
             tiers.wait()
         if tiers and tiers.parked(request.request_id):
