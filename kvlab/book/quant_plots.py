@@ -58,6 +58,15 @@ def quality_points(result: dict[str, Any], heads: int = 3, head_dim: int = 64) -
     return sorted(points, key=lambda point: (-point[1], point[2]["kl"]["mean"]))
 
 
+def unrecorded_words(result: dict[str, Any]) -> str:
+    """Which formats of the menu a recorded result and its second, shorter record say nothing of."""
+    known = {result["baseline"]["format"], *result["formats"], *result.get("more", {}).get("formats", ())}
+    missing = [name for name in FORMATS if name not in known and name != "fp64"]  # fp64 is for tests
+    if not missing:
+        return "Every format of the menu has a record."
+    return f"No quality recorded yet: {', '.join(missing)}."
+
+
 def quality_figure(result: dict[str, Any]) -> Any:
     """KL divergence against real bits per value, with the band over segments."""
     figure = new_figure(x="real bits per value", y="KL divergence (nats per token)", log_y=True)

@@ -72,7 +72,12 @@ def cases(device: torch.device) -> dict[str, Callable[[], tuple[float, float]]]:
         found[f"cache write {fmt}"] = lambda fmt=fmt: _write(device, fmt)
     for dim in (80, 128, 256):
         found[f"decode and prefill {dim}"] = lambda dim=dim: _attention(device, "bf16", (dim, dim), {"window": 7})
-    for fmt in ("nvfp4", "int4_g32"):  # groups that the border of the halves cuts
+    for fmt in (
+        "nvfp4",
+        "int4_g32",
+        "int4_sym_g32",
+        "int8_asym_g32",
+    ):  # groups that the border of the halves or the end cuts
         found[f"decode and prefill 80 {fmt}"] = lambda fmt=fmt: _attention(device, fmt, (80, 80), {"window": 7})
     found["decode and prefill 192/128 mxfp4"] = lambda: _attention(device, "mxfp4", (192, 128), {})
     found["decode and prefill 192/128"] = lambda: _attention(device, "bf16", (192, 128), {"softcap": 20.0})

@@ -93,6 +93,14 @@ def step_codes(b_x, m_live, BITS: tl.constexpr):
 
 
 @triton.jit
+def signed_codes(b_x, LARGEST: tl.constexpr):
+    """(codes, scale fp16), as `kvlab.quant.groups.encode_signed`."""
+    b_scale = tl.div_rn(largest(tl.abs(b_x)), LARGEST).to(tl.float16)
+    b_scale = tl.where(b_scale == 0.0, 1.0, b_scale).to(tl.float16)
+    return whole_numbers(tl.div_rn(b_x, b_scale.to(tl.float32)), -LARGEST, LARGEST), b_scale
+
+
+@triton.jit
 def nvfp4_codes(b_x):
     """As `kvlab.quant.nvfp4.encode`; scales as bits of e4m3."""
     b_large = largest(tl.abs(b_x))

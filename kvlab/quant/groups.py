@@ -1,4 +1,4 @@
-"""Unsigned codes of groups of values: a smallest value and a step per group, both fp16.
+"""Codes of groups of values: unsigned ones over a smallest value and a step per group, signed ones times a scale, in fp16.
 
 A group that does not fill its last place (a row of 80 values in groups of 32) has fewer values, and its range is that
 of its own values alone.
@@ -42,3 +42,21 @@ def decode(packed: torch.Tensor, meta: torch.Tensor, bits: int, width: int, grou
     codes = split(unpack(packed, bits, width).float(), group)
     step, low = meta.float().unflatten(-1, (-1, 2)).unbind(-1)
     return (codes * step[..., None] + low[..., None]).flatten(-2)[..., :width]
+
+
+def encode_signed(x: torch.Tensor, largest: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes fp32 [..., D], whole numbers from -largest to largest; scale fp16 [..., groups], a group's max|x| / largest).
+
+    Value = scale * code; zero is stored exactly. Off by at most scale / 2 and what fp16 rounds; a group whose scale fp16
+    has no place for below becomes zeros, and one beyond fp16 or with NaN or infinity NaN.
+    """
+    grouped = split(x.float(), group)
+    scale = (grouped.abs().amax(-1, keepdim=True) / largest).half()
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    codes = torch.round(grouped / scale.float()).nan_to_num(0.0).clamp(-largest, largest)
+    return codes.flatten(-2)[..., : x.shape[-1]], scale[..., 0]
+
+
+def decode_signed(codes: torch.Tensor, scale: torch.Tensor, group: int) -> torch.Tensor:
+    """The rows fp32 [..., D]."""
+    return (split(codes.float(), group) * scale.float()[..., None]).flatten(-2)[..., : codes.shape[-1]]

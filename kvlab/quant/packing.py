@@ -1,4 +1,4 @@
-"""Codes of fewer than 8 bits in whole bytes.
+"""Codes of up to 8 bits in whole bytes.
 
 A byte holds values that lie a whole stretch apart: of a row of D 4-bit codes byte i has value i in its low half and
 value i + ceil(D / 2) in its high half, so that unpacking writes two contiguous runs and shuffles nothing. 2-bit codes
@@ -12,7 +12,7 @@ import torch
 
 def planes(bits: int) -> tuple[int, ...]:
     """The planes that codes of `bits` bits are stored in, low bits first: 3 -> (2, 1)."""
-    return tuple(bit for bit in (4, 2, 1) if bits & bit)
+    return tuple(bit for bit in (8, 4, 2, 1) if bits & bit)
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -126,6 +126,7 @@ def test_a_rule_per_layer(seed):
 # this hard. About twice what is measured
 BOUNDS = {
     "fp16": (1e-5, 0.97), "bf16": (5e-4, 0.9), "int8": (2e-3, 0.9), "int8_asym": (2e-3, 0.9),
+    "int8_g32": (2e-3, 0.9), "int8_asym_g32": (2e-3, 0.9), "int4_sym_g32": (0.4, 0.5),
     "fp8_e4m3": (0.06, 0.75), "fp8_e4m3_row": (0.06, 0.75), "fp8_e5m2": (0.2, 0.6), "fp8_e5m2_row": (0.2, 0.6),
     "kivi4": (0.06, 0.8), "int4": (0.4, 0.5), "int4_sym": (0.4, 0.5), "int4_g32": (0.4, 0.5), "int4_had": (0.4, 0.5),
     "nvfp4": (0.5, 0.45), "mxfp4": (0.7, 0.45), "kivi2": (0.5, 0.45), "kvquant3": (0.6, 0.45), "int3_had": (0.6, 0.35),

@@ -14,7 +14,8 @@ from kvlab.specs.kv_dtypes import with_formats
 
 @pytest.mark.parametrize(
     ("name", "real"),
-    [("bf16", 16.0), ("int8", 8.5), ("int4", 4.5), ("int4_g32", 5.0), ("nvfp4", 4.5), ("mxfp4", 4.25), ("kivi2", 3.0),
+    [("bf16", 16.0), ("int8", 8.5), ("int4", 4.5), ("int4_g32", 5.0), ("int4_sym_g32", 4.5),
+     ("int8_g32", 8.5), ("int8_asym_g32", 9.0), ("nvfp4", 4.5), ("mxfp4", 4.25), ("kivi2", 3.0),
      ("int3_had", 3.5)],
 )  # fmt: skip
 def test_real_bits_at_64_values_a_head(name: str, real: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass
 
 import torch
@@ -121,27 +122,28 @@ def oracle(
 
 
 def pairwise(options: dict[str, list], seed: int = 0) -> list[dict]:
-    """Cases in which every two values of different options meet at least once, found greedily."""
-    names = list(options)
-    wanted = {
-        (a, va, b, vb)
-        for a, b in itertools.combinations(range(len(names)), 2)
-        for va in range(len(options[names[a]]))
-        for vb in range(len(options[names[b]]))
-    }
-    generator = torch.Generator().manual_seed(seed)
+    """Cases in which every two values of different options meet at least once, found greedily.
+
+    Each begins with two values that have not met; every other option then adds the value that meets most of those picked so
+    far for the first time, drawn where several do, so that no value is in more cases than it has to be.
+    """
+    names, sizes = list(options), [len(values) for values in options.values()]
+    places = list(itertools.combinations(range(len(names)), 2))
+    wanted = {(a, i, b, j) for a, b in places for i in range(sizes[a]) for j in range(sizes[b])}
+    rng = random.Random(seed)
+
+    def gain(picks: dict[int, int], place: int, value: int) -> int:
+        return sum(((place, value, b, j) if place < b else (b, j, place, value)) in wanted for b, j in picks.items())
+
     cases = []
     while wanted:
-        best: tuple[int, list[int]] = (0, [])
-        for _ in range(40):
-            picks = [int(torch.randint(len(options[n]), (1,), generator=generator)) for n in names]
-            a, va, b, vb = min(wanted)  # always covers something that is missing
-            picks[a], picks[b] = va, vb
-            gain = sum((i, picks[i], j, picks[j]) in wanted for i, j in itertools.combinations(range(len(names)), 2))
-            best = max(best, (gain, picks))
-        picks = best[1]
-        wanted -= {(i, picks[i], j, picks[j]) for i, j in itertools.combinations(range(len(names)), 2)}
-        cases.append({n: options[n][i] for n, i in zip(names, picks, strict=True)})
+        a, i, b, j = min(wanted)  # always covers something that is missing
+        picks = {a: i, b: j}
+        for place in rng.sample(sorted(set(range(len(names))) - {a, b}), len(names) - 2):
+            gains = [gain(picks, place, value) for value in range(sizes[place])]
+            picks[place] = rng.choice([value for value, found in enumerate(gains) if found == max(gains)])
+        wanted -= {(a, picks[a], b, picks[b]) for a, b in places}
+        cases.append({name: options[name][picks[place]] for place, name in enumerate(names)})
     return cases
 
 

@@ -9,6 +9,7 @@ from kvlab.quant import e2m1, get_codec, groups, hadamard, int4, round_trip, row
 from kvlab.quant.packing import pack, unpack
 from kvlab.specs.formats import StorageFormat, get_format
 
+GROUPS = {"int4_g32": 4, "int4_sym_g32": 4, "int8_g32": 8, "int8_asym_g32": 8}  # fp16 scales of 32 values: bits
 LOSSY = [name for name in row_formats() if name not in ("fp64", "fp32", "bf16", "fp16")]
 WIDTHS = [64, 80, 128, 96, 20, 7]
 
@@ -80,17 +81,58 @@ def test_integers_are_off_by_at_most_half_a_step(name: str, head_dim: int, heads
         assert torch.equal(again[0], codes) and torch.equal(again[1], scale)
 
 
-@pytest.mark.parametrize(("name", "bits"), [("int4", 4), ("int4_g32", 4), ("int3_had", 3), ("int8", 8)])
-def test_uniform_values_use_every_code(name: str, bits: int) -> None:
+@pytest.mark.parametrize("width", [128, 80, 20])
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_are_off_by_at_most_half_their_own_step(name: str, width: int) -> None:
+    """Beside it what fp16 rounds: of a step, as many times as there are steps, and of a smallest value. Groups differ a
+    thousand times in size, so another group's step would fail, or let everything pass."""
+    x = rows(width) * torch.tensor([1.0, 1e-3, 30.0, 1e-2])[torch.arange(width) // 32]
+    codec = get_codec(name)
+    _, meta = codec.encode(x)
+    pairs = meta.float().unflatten(-1, (-(-width // 32), -1))[..., torch.arange(width) // 32, :]
+    step, rest = pairs[..., 0], 0 if pairs.shape[-1] == 1 else pairs[..., 1].abs()
+    error = (round_trip(name, x) - x).abs()
+    assert (error <= step * (0.5 + 2 ** GROUPS[name] * 2.0**-11) + rest * 2.0**-11).all()
+    largest = torch.nn.functional.pad(x, (0, -width % 32)).unflatten(-1, (-1, 32)).abs().amax(-1)
+    steps = pairs[..., ::32, 0] * (2 ** GROUPS[name] - 2)
+    assert (steps <= 2.01 * largest).all() and (error > 0.3 * step).any()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_that_fp16_has_no_scale_for(name: str) -> None:
+    """Too small: as near as zeros. Too large: visibly not a number. The groups beside it are what they were."""
+    x = rows(80)
+    clean = round_trip(name, x)
+    x[..., :32] *= 1e-9
+    tiny = round_trip(name, x)
+    assert ((tiny - x)[..., :32].abs() <= x[..., :32].abs().amax(-1, keepdim=True) + 2.0**-25).all()
+    assert torch.equal(tiny[..., 32:], clean[..., 32:])
+    x[..., :32] *= 1e18
+    huge = round_trip(name, x)
+    assert not huge[..., :32].isfinite().any() and torch.equal(huge[..., 32:], clean[..., 32:])
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("int4", 16),
+        ("int4_g32", 16),
+        ("int4_sym_g32", 15),
+        ("int3_had", 8),
+        ("int8", 255),
+        ("int8_g32", 255),
+        ("int8_asym_g32", 256),
+    ],
+)
+def test_uniform_values_use_every_code(name: str, count: int) -> None:
     """Pitfall: vllm#38479, a codebook of four entries whatever the width."""
     x = torch.linspace(-1, 1, 4096).view(1, 1, 4096)
     if name == "int3_had":
         x = hadamard.turn(x)  # turned back by the encoder
-    if name == "int8":
-        assert len(get_codec(name).encode(x)[0].unique()) == 255  # symmetric: -127 .. 127
-        return
-    codes = unpack(get_codec(name).encode(x)[0], bits, 4096)
-    assert len(codes.unique()) == 2**bits
+    if name in GROUPS:
+        x = x[..., torch.randperm(4096, generator=torch.Generator().manual_seed(0))]  # each group over the whole range
+    codes, bits = get_codec(name).encode(x)[0], get_format(name).bits
+    assert len((codes if bits == 8 else unpack(codes, bits, 4096)).unique()) == count  # symmetric: as many below zero
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
@@ -103,8 +145,13 @@ def test_a_tail_of_a_group_has_its_own_range() -> None:
     """80 values in groups of 32: the last 16 must not see anything but themselves (pitfall: lmdeploy#4849)."""
     x = torch.full((1, 80), 100.0)
     x[0, 64:] = torch.linspace(1.0, 2.0, 16)
-    back = round_trip("int4_g32", x)
-    assert (back[0, 64:] - x[0, 64:]).abs().max() < 1 / 15 * 0.51
+    for name, step in (
+        ("int4_g32", 1 / 15),
+        ("int8_asym_g32", 1 / 255),
+        ("int4_sym_g32", 2 / 7),
+        ("int8_g32", 2 / 127),
+    ):
+        assert (round_trip(name, x)[0, 64:] - x[0, 64:]).abs().max() < step * 0.56
     for name in ("mxfp4", "nvfp4"):
         assert (round_trip(name, x)[0, 64:] - x[0, 64:]).abs().max() <= 0.36
 
@@ -151,9 +198,10 @@ def test_an_outlier_ruins_a_row_of_int4_and_not_a_turned_or_grouped_one() -> Non
     x[..., 5] *= 30
     others = torch.arange(128) != 5
     error = {n: float((round_trip(n, x) - x)[..., others].square().mean().sqrt())
-             for n in ("int4", "int4_had", "int4_g32", "nvfp4")}  # fmt: skip
+             for n in ("int4", "int4_had", "int4_g32", "nvfp4", "int4_sym", "int4_sym_g32", "int8", "int8_g32")}  # fmt: skip
     assert error["int4_had"] < 0.5 * error["int4"] and error["int4_g32"] < 0.7 * error["int4"]
     assert error["nvfp4"] < 0.7 * error["int4"]
+    assert error["int4_sym_g32"] < 0.7 * error["int4_sym"] and error["int8_g32"] < 0.7 * error["int8"]
 
 
 def test_int8_wins_on_smooth_rows_and_fp8_with_one_value_thirty_times_as_large() -> None:

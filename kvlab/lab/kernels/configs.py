@@ -132,6 +132,8 @@ CI = {
     "decode/phi-2/bf16": ("sm_90",), "decode/falcon-7b/bf16": ("sm_90",), "decode/head-112/bf16": ("sm_90",),
     "decode/llama-3-8b/fp8_e4m3": NVIDIA, "decode/llama-3-8b/int8": ("sm_90",), "decode/llama-3-8b/int4": NVIDIA,
     "decode/llama-3-8b/int4_g32": ("sm_90",), "decode/llama-3-8b/mxfp4": ("sm_90",),
+    "decode/llama-3-8b/int8_asym_g32": ("sm_90",), "decode/llama-3-8b/int4_sym_g32": ("sm_90",),
+    "prefill/llama-3-8b/int8_asym_g32": ("sm_90",), "write/llama-3-8b/int4_sym_g32": ("sm_90",),
     "prefill/llama-3-8b/bf16": FULL, "prefill/gemma-2-9b/bf16": NVIDIA, "prefill/deepseek-expanded/bf16": ("sm_90",),
     "prefill/llama-3-8b/fp8_e4m3": ("sm_90",), "prefill/llama-3-8b/int4": FULL,
     "prefill/llama-3-8b/int4_g32": ("sm_90",), "prefill/llama-3-8b/nvfp4": NVIDIA, "prefill/llama-3-8b/mxfp4": ("sm_90",),
@@ -169,7 +171,7 @@ def _attention_configs() -> list[Config]:
         ):  # fp32 is for tests, the others are a kernel of the list
             shape = replace(llama, fmt=fmt)
             found.append(config_of(f"decode/llama-3-8b/{fmt}", lambda s=shape: decode(s), attention_cost(shape)))
-    for fmt in ("fp8_e4m3", "int8", "int4", "int4_g32", "nvfp4", "mxfp4"):
+    for fmt in ("fp8_e4m3", "int8", "int8_asym_g32", "int4", "int4_g32", "nvfp4", "mxfp4"):
         shape = replace(llama, fmt=fmt, new=NEW, batch=CHUNKS)
         found.append(config_of(f"prefill/llama-3-8b/{fmt}", lambda s=shape: prefill(s), attention_cost(shape)))
     verify = replace(llama, new=min(32, NEW))

@@ -5,12 +5,13 @@ Without triton, so that it can be said where triton does not exist.
 
 from __future__ import annotations
 
-# numbers per row of formats with a code per value: 0 none, 1 a factor, 2 a step and a smallest value
+# numbers per row, or group of its values, of formats with a code per value: 0 none, 1 a factor, 2 a step and a smallest
+# value
 WHOLE = {"fp32": 0, "bf16": 0, "fp16": 0, "fp8_e4m3": 0, "fp8_e5m2": 0, "fp8_e4m3_row": 1, "fp8_e5m2_row": 1,
-         "int8": 1, "int8_asym": 2}  # fmt: skip
+         "int8": 1, "int8_asym": 2, "int8_g32": 1, "int8_asym_g32": 2}  # fmt: skip
 # 4-bit formats: (kind of the scales, values that share one; 0: the row)
 PACKED = {"int4": ("int4", 0), "int4_sym": ("int4", 0), "int4_had": ("int4", 0), "int4_g32": ("step", 32),
-          "nvfp4": ("e4m3", 16), "mxfp4": ("e8m0", 32)}  # fmt: skip
+          "int4_sym_g32": ("fp16", 32), "nvfp4": ("e4m3", 16), "mxfp4": ("e8m0", 32)}  # fmt: skip
 LATENT = ("fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2")
 """Formats of latents and their rotary parts that the absorbed decode reads."""
 CLOSED = ("kivi4", "kivi2")

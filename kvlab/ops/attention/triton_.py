@@ -17,6 +17,7 @@ from kvlab.ops.attention.triton_prefill_packed import paged_prefill_packed
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.triton_support import Launch, amd, interpreted, native_fp8, power_of_2, warp_group_products
 from kvlab.ops.views import PageViews
+from kvlab.specs.formats import get_format
 
 SPLIT = 512  # tokens of a split: its partial result is then under 2% of what it reads
 
@@ -170,11 +171,13 @@ def count_splits(longest: int, rules: Rules, split: int) -> int:
 
 def whole_meta(query: torch.Tensor, views: PageViews, rules: Rules) -> dict:
     """Compile-time arguments over codes of one value each."""
-    head_dim, width = query.shape[2], views.value_dim
+    head_dim, width, shared = query.shape[2], views.value_dim, get_format(views.format).group_values
+    least = max(16, shared)
     return _rules_meta(query, views, rules) | {
-        "D": head_dim, "BLOCK_D": power_of_2(head_dim, 16), "DV": width, "BLOCK_DV": power_of_2(width, 16),
-        "BLOCK_N": 64 if max(head_dim, width) <= 128 else 32, "SOFT_FP8": soft_fp8(views),
-        "SCALES": WHOLE[views.format],
+        "D": head_dim, "BLOCK_D": power_of_2(head_dim, least), "DV": width, "BLOCK_DV": power_of_2(width, least),
+        # a tile that is decoded before its product takes twice the registers
+        "BLOCK_N": 64 if max(head_dim, width) <= 128 and not shared else 32, "SOFT_FP8": soft_fp8(views),
+        "SCALES": WHOLE[views.format], "SHARED": shared,
     }  # fmt: skip
 
 
@@ -204,19 +207,17 @@ def page_args(query: torch.Tensor, views: PageViews, batch: AttentionBatch, rule
     scales = [
         x.view(torch.uint8) if x is not None and x.dtype.itemsize == 1 else x for x in (views.k_scale, views.v_scale)
     ]
-    steps = (0, 0, 0) if scales[0] is None else scales[0].stride()[:3]
-    args = {
+    steps, value_steps = ((0, 0, 0) if x is None else x.stride()[:3] for x in scales)
+    return {
         "p_q": query, "p_k": k, "p_v": v, "p_k_scale": scales[0], "p_v_scale": scales[1], "p_sink": rules.sinks,
         "p_alibi": rules.alibi, "p_table": batch.block_table, "p_len": batch.seq_lens,
         "scale": float(rules.scale), "softcap": float(rules.softcap),
         "s_q_row": query.stride(0), "s_q_head": query.stride(1), "s_page": k.stride(0), "s_k_head": k.stride(1),
         "s_k_token": k.stride(2), "s_v_page": v.stride(0), "s_v_head": v.stride(1), "s_v_token": v.stride(2),
         "s_scale_page": steps[0], "s_scale_head": steps[1], "s_scale_token": steps[2],
+        "s_vs_head": value_steps[1], "s_vs_token": value_steps[2],  # a value's scales are as many as its groups
         "s_table": batch.block_table.stride(0),
     }  # fmt: skip
-    if views.format in PACKED:  # a value's scales are as many as its groups
-        args |= {"s_vs_head": scales[1].stride(1), "s_vs_token": scales[1].stride(2)}
-    return args
 
 
 def soft_fp8(views: PageViews) -> bool:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvlab.ops.attention.triton_halves import spread
-from kvlab.ops.attention.triton_tiles import finish, place, product, scored, soften
+from kvlab.ops.attention.triton_tiles import finish, place, product, scored, soften, spread
 
 
 @triton.jit

@@ -19,15 +19,16 @@ def paged_decode(
     p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_first, p_out, p_lse,
     scale, softcap,
     s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
-    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head, s_out_split, s_lse_row, s_lse_split,
+    s_scale_page, s_scale_head, s_scale_token, s_vs_head, s_vs_token, s_table, s_out_row, s_out_head, s_out_split,
+    s_lse_row, s_lse_split,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
     BLOCK_DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALES: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    SHARED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Program (head block, split, sequence). p_out [B, Hq, DV], or of a split that is not
     ALONE fp32 [B, splits, Hq, DV] with p_lse [B, splits, Hq]. Tokens before p_first [B], if given, are left out.
-    SCALES as in `triton_whole`.
+    SCALES and SHARED as in `triton_whole`.
     """
     i_kv, i_seq, o_head, m_head, n, first, stop = place(p_len, p_first, GROUP, BLOCK_H, SPLIT, WINDOW, CHUNK)
     o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
@@ -46,7 +47,7 @@ def paged_decode(
             m_k = m_token[:, None] & (o_d < D)[None, :]
             b_k = tl.load(p_k + o_k[:, None] + o_d[None, :], mask=m_k, other=0.0)  # codes
             o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_scale_token, PAGE) + i_kv * s_scale_head
-            b_score = whole_scores(b_q, b_q_sum, b_k, p_k_scale, o_scale, m_token, SCALES, SOFT_FP8, COMPUTE)
+            b_score = whole_scores(b_q, b_q_sum, b_k, p_k_scale, o_scale, m_token, D, SCALES, SHARED, SOFT_FP8, COMPUTE)
             o_away = (o_token - n + 1)[None, :]
             b_score = scored(b_score, scale, softcap, p_alibi, o_head, m_head, o_away, SOFTCAP)
             b_score = tl.where(m_token[None, :], b_score, float("-inf"))
@@ -55,7 +56,9 @@ def paged_decode(
             o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
             m_v = m_token[:, None] & (o_dv < DV)[None, :]
             b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_v, other=0.0)  # codes
-            b_acc = whole_sums(b_acc, b_weight, b_v, p_v_scale, o_scale, m_token, SCALES, SOFT_FP8, COMPUTE)
+            if SHARED and DV != D:  # values of another width have another number of scales
+                o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_vs_token, PAGE) + i_kv * s_vs_head
+            b_acc = whole_sums(b_acc, b_weight, b_v, p_v_scale, o_scale, m_token, DV, SCALES, SHARED, SOFT_FP8, COMPUTE)
     b_result = finish(b_acc, b_max, b_sum, p_lse, p_sink, i_seq, o_head, m_head, s_lse_row, s_lse_split, ALONE)
     o_out = i_seq * s_out_row + tl.program_id(1).to(tl.int64) * s_out_split + o_head * s_out_head
     # an empty split writes no result: the merge leaves it out by its -inf

@@ -4,8 +4,8 @@ Byte i of a row holds value i in its low half and value i + D / 2 in its high ha
 half of the query: two products where whole codes have one, and no shuffle. D here is half a row's values.
 
 KIND "int4": one fp32 per row, its scale with the zero point in the last 4 mantissa bits, which acts on scores and
-weights. "step": fp16 step and smallest value for every SHARED values; "e4m3", "e8m0": e2m1 codes with a scale for
-every SHARED values; those act on the tile.
+weights. "step": fp16 step and smallest value for every SHARED values; "fp16": codes that count from 8, with an fp16
+scale for every SHARED values; "e4m3", "e8m0": e2m1 codes with such a scale; those act on the tile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvlab.ops.attention.triton_tiles import fp8_floats, product
+from kvlab.ops.attention.triton_tiles import fp8_floats, product, spread
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def whole_groups(b_codes, p_meta, m_token, D: tl.constexpr, N: tl.constexpr, KIN
         p_low = p_meta[:, None] + o_group[None, :]
         b_low = spread(scale_floats(tl.load(p_low, mask=m_group, other=0), KIND), N, D)
         b_high = spread(scale_floats(tl.load(p_low + COUNT, mask=m_group, other=0), KIND), N, D)
-        b_one, b_two = e2m1_floats(b_codes & 15) * b_low, e2m1_floats(b_codes >> 4) * b_high
+        b_one, b_two = code_floats(b_codes & 15, KIND) * b_low, code_floats(b_codes >> 4, KIND) * b_high
     return b_one, b_two
 
 
@@ -112,27 +112,28 @@ def cut_groups(b_codes, p_meta, m_token, D: tl.constexpr, KIND: tl.constexpr, SH
     else:
         b_low = scale_floats(tl.load(p_meta[:, None] + o_low, mask=m_value, other=0), KIND)
         b_high = scale_floats(tl.load(p_meta[:, None] + o_high, mask=m_value, other=0), KIND)
-        b_one, b_two = e2m1_floats(b_codes & 15) * b_low, e2m1_floats(b_codes >> 4) * b_high
+        b_one, b_two = code_floats(b_codes & 15, KIND) * b_low, code_floats(b_codes >> 4, KIND) * b_high
     return b_one, b_two
 
 
 @triton.jit
-def spread(b_group, N: tl.constexpr, D: tl.constexpr):
-    """[N, groups] as fp32 [N, D], each value for all of its group."""
-    b_wide = b_group.to(tl.float32)[:, :, None]
-    SHARED: tl.constexpr = D // b_group.shape[1]
-    return tl.reshape(tl.broadcast_to(b_wide, [N, b_group.shape[1], SHARED]), [N, D])
-
-
-@triton.jit
 def scale_floats(b_bits, KIND: tl.constexpr):
-    """Scales given as uint8: "e4m3" an 8-bit float, "e8m0" an exponent, whose 255 is NaN."""
+    """Scales as fp32: "fp16" as they are, of those given as uint8 "e4m3" an 8-bit float, "e8m0" an exponent, whose 255 is
+    NaN."""
+    if KIND == "fp16":
+        return b_bits.to(tl.float32)
     if KIND == "e4m3":
         return fp8_floats(b_bits, tl.float32)
     b_wide = b_bits.to(tl.int32)
     # exponent 0 stands for 2**-127, which fp32 holds as a subnormal number
     b_value = tl.where(b_wide == 0, 0x00400000, b_wide << 23).to(tl.float32, bitcast=True)
     return tl.where(b_wide == 255, float("nan"), b_value)
+
+
+@triton.jit
+def code_floats(b_code, KIND: tl.constexpr):
+    """fp32 of codes 0 .. 15 under a scale: "fp16" whole numbers that count from 8, else e2m1."""
+    return b_code.to(tl.float32) - 8.0 if KIND == "fp16" else e2m1_floats(b_code)
 
 
 @triton.jit

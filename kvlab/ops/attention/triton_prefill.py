@@ -19,13 +19,14 @@ def paged_prefill(
     p_q, p_k, p_v, p_k_scale, p_v_scale, p_sink, p_alibi, p_table, p_len, p_start, p_tree, p_tree_len, p_out,
     scale, softcap, first_seq, num_seqs,
     s_q_row, s_q_head, s_page, s_k_head, s_k_token, s_v_page, s_v_head, s_v_token,
-    s_scale_page, s_scale_head, s_scale_token, s_table, s_out_row, s_out_head,
+    s_scale_page, s_scale_head, s_scale_token, s_vs_head, s_vs_token, s_table, s_out_row, s_out_head,
     s_tree_seq, s_tree_node,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALES: tl.constexpr, COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, SOFT_FP8: tl.constexpr, SCALES: tl.constexpr, SHARED: tl.constexpr,
+    COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of query tokens, KV head): rows of p_out [T, Hq, DV]. SCALES as in `triton_whole`."""
+    """Program (block of query tokens, KV head): rows of p_out [T, Hq, DV]. SCALES and SHARED as in `triton_whole`."""
     i_kv, i_seq, o_row, o_head, m_row, o_query, n, low, stop = block_of(
         p_start, p_len, first_seq, num_seqs, GROUP, BLOCK_Q, BLOCK_M, WINDOW, CHUNK
     )
@@ -45,7 +46,7 @@ def paged_prefill(
             m_k = m_token[:, None] & (o_d < D)[None, :]
             b_k = tl.load(p_k + o_k[:, None] + o_d[None, :], mask=m_k, other=0.0)  # codes
             o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_scale_token, PAGE) + i_kv * s_scale_head
-            b_score = whole_scores(b_q, b_q_sum, b_k, p_k_scale, o_scale, m_token, SCALES, SOFT_FP8, COMPUTE)
+            b_score = whole_scores(b_q, b_q_sum, b_k, p_k_scale, o_scale, m_token, D, SCALES, SHARED, SOFT_FP8, COMPUTE)
             o_away = o_token[None, :] - o_query[:, None]
             b_score = scored(b_score, scale, softcap, p_alibi, o_head, m_row, o_away, SOFTCAP)
             m_seen = seen(o_query, o_token, m_token, trunk, p_tree, i_seq, s_tree_seq, s_tree_node, WINDOW, CHUNK)
@@ -55,7 +56,9 @@ def paged_prefill(
             o_v = page_rows(p_row, o_token, m_token, s_v_page, s_v_token, PAGE) + i_kv * s_v_head
             m_v = m_token[:, None] & (o_dv < DV)[None, :]
             b_v = tl.load(p_v + o_v[:, None] + o_dv[None, :], mask=m_v, other=0.0)  # codes
-            b_acc = whole_sums(b_acc, b_weight, b_v, p_v_scale, o_scale, m_token, SCALES, SOFT_FP8, COMPUTE)
+            if SHARED and DV != D:  # values of another width have another number of scales
+                o_scale = page_rows(p_row, o_token, m_token, s_scale_page, s_vs_token, PAGE) + i_kv * s_vs_head
+            b_acc = whole_sums(b_acc, b_weight, b_v, p_v_scale, o_scale, m_token, DV, SCALES, SHARED, SOFT_FP8, COMPUTE)
         b_acc, b_max, b_sum = add_sink(b_acc, b_max, b_sum, p_sink, o_head, m_row, p_sink is not None)
         b_result, _ = close(b_acc, b_max, b_sum)
         o_out = o_row[:, None] * s_out_row + o_head[:, None] * s_out_head + o_dv[None, :]

@@ -36,6 +36,14 @@ def floats(b_codes, dtype: tl.constexpr, SOFT_FP8: tl.constexpr):
 
 
 @triton.jit
+def spread(b_group, N: tl.constexpr, D: tl.constexpr):
+    """[N, groups] as fp32 [N, D], each value for all of its group."""
+    b_wide = b_group.to(tl.float32)[:, :, None]
+    SHARED: tl.constexpr = D // b_group.shape[1]
+    return tl.reshape(tl.broadcast_to(b_wide, [N, b_group.shape[1], SHARED]), [N, D])
+
+
+@triton.jit
 def product(b_a, b_b):
     """b_a [M, K] times b_b [K, N], summed in fp32; fp32 operands are not rounded to tf32."""
     return tl.dot(b_a, b_b, input_precision="ieee")

@@ -21,7 +21,9 @@ KINDS = {"fp32": ("plain", 0, 0), "bf16": ("plain", 0, 0), "fp16": ("plain", 0, 
          "fp8_e4m3": ("fp8", 3, 0), "fp8_e5m2": ("fp8", 2, 0),
          "fp8_e4m3_row": ("fp8 row", 3, 0), "fp8_e5m2_row": ("fp8 row", 2, 0),
          "int8": ("int8", 8, 0), "int8_asym": ("int8 asym", 8, 0),
+         "int8_g32": ("signed", 8, 32), "int8_asym_g32": ("step", 8, 32),
          "int4": ("int4", 4, 0), "int4_sym": ("int4 sym", 4, 0), "int4_g32": ("step", 4, 32),
+         "int4_sym_g32": ("signed", 4, 32),
          "nvfp4": ("nvfp4", 4, 16), "mxfp4": ("mxfp4", 4, 32),
          "int4_had": ("int4", 4, 0), "int3_had": ("step", 3, 0)}  # fmt: skip
 

@@ -19,6 +19,7 @@ from kvlab.ops.triton_codes import (
     mxfp4_codes,
     nvfp4_codes,
     scale_to,
+    signed_codes,
     step_codes,
 )
 
@@ -96,7 +97,7 @@ def put(
     """Stores rows [M, BLOCK_D] as codes and scales.
 
     KIND "plain" rounds to the pages' type; "fp8", "fp8 row" have BITS of mantissa; "int8", "int8 asym", "int4",
-    "int4 sym", "step", "nvfp4", "mxfp4" are the encoders of `triton_codes`. SHARED: values that share a scale, 0: a row.
+    "int4 sym", "step", "signed", "nvfp4", "mxfp4" are the encoders of `triton_codes`. SHARED: values that share a scale, 0: a row.
     """
     M: tl.constexpr = b_x.shape[0]
     SIZE: tl.constexpr = SHARED if SHARED else b_x.shape[1]
@@ -121,6 +122,9 @@ def put(
         elif KIND == "fp8 row":
             b_scale = scale_to(largest(tl.abs(b_group)), 448.0 if BITS == 3 else 57344.0)
             b_code = fp8_bits(tl.div_rn(b_group, b_scale), BITS)
+        elif KIND == "signed":
+            b_code, b_scale = signed_codes(b_group, 127.0 if BITS == 8 else 7.0)
+            b_code += 0 if BITS == 8 else 8
         elif KIND == "int8":
             b_code, b_scale = int8_codes(b_group)
         elif KIND == "nvfp4":
@@ -131,7 +135,7 @@ def put(
             b_code, b_scale = int4_codes(b_group, KIND == "int4 sym")
         tl.store(p_meta, tl.reshape(b_scale, [M, COUNT]), mask=m_meta)
         b_code = tl.reshape(b_code, [M, COUNT * SIZE])
-        if KIND == "int8" or KIND == "int8 asym" or KIND == "fp8 row":
+        if BITS == 8 or KIND == "fp8 row":
             tl.store(p_rows + o_d[None, :], b_code.to(p_codes.dtype.element_ty), mask=m_x)
         elif BITS == 3:
             put_packed(p_rows, b_code & 3, m_head, D, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+
 import pytest
 
 
@@ -9,6 +11,20 @@ import pytest
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("KVLAB_OPS", "triton")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _language_replaced_once() -> None:
+    """The interpreter replaces the language's functions at a launch, and again, to no effect, at every call of a helper
+    function of the kernel: a third of these tests' time. Where it is replaced already nothing is done here."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="triton is for Linux only")
+    replace, nothing, tl = interpreter._patch_lang, interpreter._LangPatchScope, interpreter.tl
+
+    def once(fn: FunctionType) -> object:
+        seen = [module for module in (tl, tl.core) if any(value is module for value in fn.__globals__.values())]
+        return replace(fn) if any(tl.core.is_builtin(module.load) for module in seen) else nothing()
+
+    interpreter._patch_lang = once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
