@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.plan.addresses import Reach, reaches
+from kvlab.plan.addresses import words as address_words
 from kvlab.plan.plan import Plan, bytes_per_token_at, two_parameter_fit, whole
 from kvlab.plan.policies import POLICIES, WASTE, SequenceBytes, ideal_bytes
 from kvlab.plan.steps import decode_step, mix, prefill
@@ -111,10 +113,23 @@ def _capacity(plan: Plan) -> dict[str, Any]:
             "reserve_bytes": memory.reserve_bytes,
             "free_for_kv_bytes": memory.free_bytes if known else None,
         },
+        "addresses": [
+            {"group": one.group, "page_elements": one.page_elements, "int32_pages": one.int32_pages,
+             "pool_pages": one.pool_pages if known else None, "needs_int64": one.needs_int64 if known else None}
+            for one in _reaches(plan)
+        ],
         "max_concurrent": fits if known else None,
         "batch_fits": fits >= plan.options.batch if known else None,
         "longest_context": plan.longest_context if known else None,
     }  # fmt: skip
+
+
+def _reaches(plan: Plan) -> tuple[Reach, ...]:
+    """What 32-bit offsets reach in the `paged` policy's pools; nothing where its blocks cannot be of that size."""
+    try:
+        return reaches(plan.stages, plan.options.block_size or 16, plan.memory.free_bytes)
+    except ValueError:
+        return ()
 
 
 def timing(plan: Plan) -> dict[str, Any]:
@@ -210,6 +225,8 @@ def assumptions(plan: Plan) -> list[str]:
         rows.append(
             "sparse attention is timed as if it read every entry of the cache; the indexer's own scoring is not counted"
         )
+    if plan.weights:
+        rows += address_words(_reaches(plan))
     if o.policy == "paged" and o.checkpoint_tokens and plan.model.state_bytes + plan.model.buffer_bytes:
         rows.append(f"a copy of each state is kept every {o.checkpoint_tokens:,} tokens")
     if o.policy == "paged" and o.rollback_tokens:
