@@ -26,7 +26,7 @@ def add_pressure_arguments(parser: argparse.ArgumentParser) -> None:
     add("--disk-dir", metavar="DIR",
         help="saved prefixes survive a restart here; needs both sizes. Where every layer keeps everything they are found "
         "page by page; with windows, chunks or states at the lengths that were saved: the ends of requests, the last page "
-        "end of prompts, where prompts part. Files are written, flushed and read between two steps")  # fmt: skip
+        "end of prompts, where prompts part. Files are written, flushed and read in a thread of their own")  # fmt: skip
     add(
         "--disk-bytes",
         metavar="SIZE",

@@ -149,15 +149,23 @@ class Engine:
             self.cache.check_invariants()
         return outputs
 
+    def close(self) -> None:
+        """Returns once all that was saved lies where it belongs, on disk too, and the disk's thread has ended. The engine
+        may be used again. A process that ends does the same."""
+        if self.tiers:
+            self.tiers.close()
+
     def _come_to_rest(self) -> None:
-        """When nobody is alive nothing later would look after copies under way: what is saved lies where it belongs."""
+        """When nobody is alive nothing later would look after copies under way: what is saved is in host memory, and on
+        its way to disk."""
         if self.tiers and not self.scheduler.has_work:
             self.tiers.wait()
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """What each prompt came to, in order. A prompt that is refused ends with "error"; the others go on.
+        """What each prompt came to, in order. A prompt that is refused ends with "error"; the others go on. What was saved
+        lies on disk by then.
 
         Raises:
             ValueError: one text instead of a list of prompts, each of whose letters would be a prompt; not one params each.
@@ -177,6 +185,8 @@ class Engine:
             for request in requests:
                 self.abort(request.request_id)
             raise
+        if self.tiers and not self.scheduler.has_work:
+            self.tiers.drain()
         return [r if isinstance(r, Completion) else self._completion(r) for r in requests]
 
     def _added(self, prompt: str | Sequence[int], params: SamplingParams | None) -> Request | Completion:

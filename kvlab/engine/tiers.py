@@ -13,6 +13,7 @@ import torch
 from kvlab.cache.tiers import HostSlots, Tiers
 from kvlab.engine.tiers_compress import compressing_tiers
 from kvlab.engine.tiers_disk import DiskStore
+from kvlab.engine.tiers_disk_worker import DiskWorker, settled
 from kvlab.engine.tiers_memory import HostMemory
 from kvlab.plan.timing import attention_operations
 from kvlab.schedule.policy import SwapCosts
@@ -32,7 +33,7 @@ class TierOptions:
             everything a later request finds as many pages as it shares; with windows, chunks or states it finds the
             longest length that was saved: ends of requests, and where the prefix cache's options keep states (the last
             page end of prompts, junctions, every `checkpoint_tokens`), whether or not there is a prefix cache. Written,
-            flushed and read in the engine's own thread.
+            flushed and read in a thread of its own; `Engine.close` waits for it.
         disk_bytes: of all its page files, those of other models included, which are the first to go.
         save_prefixes: whether requests that end leave their pages for later ones.
         park_dtype: preempted requests wait in this storage format, in a pool of host_bytes on the model's own device
@@ -77,7 +78,9 @@ def build_tiers(engine: Engine, options: TierOptions | None) -> Tiers | None:
     mark, disk = b"", None
     if options.disk_dir is not None:
         mark = fingerprint(engine)
-        disk = DiskStore(options.disk_dir, mark, options.disk_bytes or 0)
+        # what another engine of this process wrote there is found
+        settled(options.disk_dir)
+        disk = DiskWorker(DiskStore(options.disk_dir, mark, options.disk_bytes or 0))
     return Tiers(engine.cache, slots, memory, disk, mark, options.save_prefixes)
 
 

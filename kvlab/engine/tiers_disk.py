@@ -155,7 +155,7 @@ class DiskStore:
             self.on_stage("renamed")
             self._sync_directory()
         except OSError as error:
-            self._note_failure(f"write: {error.strerror or error}")
+            self.fail(f"write: {error.strerror or error}")
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             if renamed:
@@ -167,7 +167,8 @@ class DiskStore:
         self.known.enter(name, size, note)
         return True
 
-    def _note_failure(self, what: str) -> None:
+    def fail(self, what: str) -> None:
+        """Notes that a file could not be written."""
         self.failures.append(what)
         self.gone["lost", f"disk: {what}"] += 1
 

@@ -19,6 +19,7 @@ from unittest.mock import patch
 from drafting import speculation
 from kinds import ADAPTED, Kind, kind
 from late_copies import LateCopier
+from late_disk import AtOnce, LateDisk
 
 from kvlab.cache.prefix import DESIGNS, EVICTIONS, PrefixOptions
 from kvlab.engine import Engine, SamplingParams
@@ -74,7 +75,7 @@ class Schedule(Short):
     Attributes:
         pages: tokens per page, in multiples of the smallest. room: pages, in tenths of what the longest text needs.
         tiers: "" none, "host", "small" (less than a request in host memory), "disk" (below a small host tier).
-        looks: until a copy ends; -1: when somebody waits for it.
+        looks: until a copy ends; -1: when somebody waits for it. Then the disk is late too, by random numbers of looks.
         drafts: "", "right", "wrong", "tree", or a method of `SpeculationOptions`.
     """
 
@@ -225,6 +226,8 @@ def engine_of(schedule: Schedule, directory: str, answers: dict[str, list[int]])
     )  # fmt: skip
     if tiers and s.looks:
         engine.tiers.copier = LateCopier(engine.tiers.copier, None if s.looks < 0 else s.looks)
+    if s.tiers == "disk":
+        engine.tiers.saved.disk.pool = LateDisk(repr(s)) if s.looks else AtOnce()
     return engine
 
 
@@ -282,6 +285,7 @@ def run(schedule: Schedule) -> Counter:
                 engine.step()
             happen(engine, ask)
         finish(engine)
+        engine.close()
     for name, request in live.items():
         assert request.finish_reason in ("length", "abort"), request.error
         wanted = answers[name] if request.finish_reason == "length" else answers[name][: len(request.output)]

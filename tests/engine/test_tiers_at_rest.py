@@ -59,25 +59,25 @@ def test_an_end_whose_pages_are_busy_is_found_later_and_one_that_is_lost_is_not(
     other = engine.add_request(prompt_of(model, 9, 2), SamplingParams(40, ignore_eos=True))
     while not request.finish_reason:
         engine.step()
-    finder, again = engine.tiers.finder, engine.requests[other]
+    below, again = engine.tiers, engine.requests[other]
     again.tokens[:] = request.tokens  # the look-up asks for tokens alone
     again.tokens.append(3)
-    assert engine.tiers.in_flight and finder.find(again, 0) is None, "its copy is under way"
-    engine.tiers.wait()
-    found = finder.find(again, 0)
-    assert found.tokens == request.num_computed and not finder.lost
+    assert engine.tiers.in_flight and below.find(again) is None, "its copy is under way"
+    engine.tiers.drain()
+    found = below.find(again)
+    assert found.tokens == request.num_computed and not below.lookups.lost
     engine.tiers.release(found)
     # no place in host memory is no loss either
     second = engine_of(model, tiers=tiers, block_size=engine.options.block_size)
     take = second.tiers.saved.take_slot
     second.tiers.saved.take_slot = lambda group: None
-    assert second.tiers.finder.find(again, 0) is None and not second.tiers.finder.lost
+    assert second.tiers.find(again) is None and not second.tiers.lookups.lost
     second.tiers.saved.take_slot = take
-    second.tiers.release(second.tiers.finder.find(again, 0))
+    second.tiers.release(second.tiers.find(again))
     # but a page that is gone is, and its note goes too
     third = engine_of(model, tiers=tiers, block_size=engine.options.block_size)
     assert third.tiers.finder._ends
     shutil.rmtree(tmp_path)
-    assert third.tiers.finder.find(again, 0) is None and third.tiers.finder.lost
+    assert third.tiers.find(again) is None and third.tiers.lookups.lost
     # but for the checkpoint of the other prompt, which nobody asked for
     assert len(third.tiers.finder._ends) == len(third.tiers.saved.disk.notes()) == 1

@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+from late_disk import AtOnce
 
 from kvlab.cache import KVCacheManager, PrefixOptions
 from kvlab.cache.tiers.files import HEADER, SUM_BYTES
 from kvlab.cache.tiers.slots import HostSlots
 from kvlab.cache.tiers.tiers import Tiers
 from kvlab.engine.tiers_disk import DiskStore
+from kvlab.engine.tiers_disk_worker import DiskWorker
 from kvlab.schedule import EventLog, Request, SamplingParams, Scheduler
 from kvlab.schedule.scheduler import Limits
 from kvlab.specs.formats import get_format
@@ -47,7 +49,8 @@ def test_a_beginning_in_use_outlasts_what_came_later(tmp_path, monkeypatch, kind
     groups = group_parts(ModelSpec("m", "m", layers, 32, 4, 64), 4)
     cache = KVCacheManager(groups, [99] * len(groups), 64, prefix=PrefixOptions(checkpoint_tokens=4))
     slots = HostSlots(SimpleNamespace(groups=groups, page_bytes=lambda group: PAGE), PAGE * (9 if with_disk else 16))
-    disk = DiskStore(tmp_path, bytes(32), (12 if kind == "one group" else 20) * FILE) if with_disk else None
+    most = (12 if kind == "one group" else 20) * FILE
+    disk = DiskWorker(DiskStore(tmp_path, bytes(32), most), pool=AtOnce()) if with_disk else None
     tiers = Tiers(cache, slots, Memory(), disk)
     scheduler = Scheduler(cache, Limits(4, 64, 60), EventLog(10_000), tiers=tiers)
 

@@ -37,6 +37,16 @@ class Found:
         """How many, those before the found ones included."""
         return self.holdings.computed
 
+    @property
+    def reading(self) -> bool:
+        """Whether any of it is still on its way from the disk."""
+        return any(entry.reading for entry in self.entries)
+
+    @property
+    def broken(self) -> bool:
+        """Whether any of it is not to be had any more: it could not be read, or was expelled."""
+        return any(entry.failed or entry.expelled for entry in self.entries)
+
 
 class Finder:
     """Names and finds saved pages, for the pools of one cache."""
@@ -47,7 +57,6 @@ class Finder:
         by_page = all(group.retention.rule == "all" for group in cache.groups)
         self._ends = None if by_page else Ends(cache.groups, self._unit, saved)
         self.marks = None if by_page else Marks(cache, self._unit)
-        self.lost: list[str] = []
 
     # saving
 
@@ -143,13 +152,13 @@ class Finder:
         entries: list[list[Entry]] = [[] for _ in self.cache.groups]
         sources: dict[str, tuple[list[int], list[Entry]]] = {}  # by tier: tokens of each unit, entries
         for end in range(start + unit, limit + 1, unit):
-            before = self.saved.reads
             taken = self._fetch_unit(digests, end)
             if taken is None:
                 break
-            counted, own = sources.setdefault(self._source(before), ([], []))
+            flat = [entry for new in taken for entry in new]
+            counted, own = sources.setdefault(_source(flat), ([], []))
             counted.append(unit)
-            own += [entry for new in taken for entry in new]
+            own += flat
             for own, new in zip(entries, taken, strict=True):
                 own += new
             tokens = end
@@ -166,10 +175,6 @@ class Finder:
         """These pages are the last to go from now on, wherever they are."""
         for name in names:
             self.saved.entry(name)
-
-    def _source(self, reads: int) -> str:
-        """Where pages came from that were fetched since so many had been read from disk."""
-        return "disk" if self.saved.reads > reads else "host"
 
     def _fetch_unit(self, digests: dict[int, bytes], end: int) -> list[list[Entry]] | None:
         """The pinned entries of each group's pages in the unit that ends at `end`, None when one is missing."""
@@ -198,13 +203,12 @@ class Finder:
                 # the pool has as many; in use nonetheless
                 self._touch([*names, digest])
                 return None
-            before = self.saved.reads
             entries = self._fetch_end(names, end)
             if entries is not None:
                 if self.saved.disk:
                     # its note is as recently used as its pages
                     self.saved.disk.read(digest, memoryview(bytearray()))
-                return self._with_kept(end.holdings, entries, self._source(before))
+                return self._with_kept(end.holdings, entries)
             # one that is still on its way, or has no place in host memory now, will do another time
             if not all(map(self.saved.has, names)):
                 ends.forget(digest)
@@ -222,9 +226,9 @@ class Finder:
             entries.append(entry)
         return entries
 
-    def _with_kept(self, holdings: Snapshot, entries: list[Entry], source: str) -> Found:
+    def _with_kept(self, holdings: Snapshot, entries: list[Entry]) -> Found:
         """What was found; its states also as kept ones, where steps back were promised and nothing earlier is there."""
-        every = self.cache.rollback.checkpoint_tokens
+        every, source = self.cache.rollback.checkpoint_tokens, _source(entries)
         if not self.cache.keeps_states or not every or holdings.computed < every:
             return Found(holdings, entries, {source: (holdings.computed, entries)})
         states = [entry for entry in entries if entry.group in self.cache.kept.pools]
@@ -234,12 +238,9 @@ class Finder:
         return Found(kept, entries + states, {source: (holdings.computed, entries + states)})
 
     def _fetch(self, name: bytes, group: int) -> Entry | None:
-        """The page in host memory, pinned."""
-        known = self.saved.has(name)
+        """The page in host memory or on its way there from the disk, pinned."""
         entry = self.saved.fetch(name, group)
-        if entry is None or not entry.ready:
-            if known and not self.saved.has(name):
-                self.lost.append(f"saved page of group {self.cache.groups[group].name} cannot be read")
+        if entry is None or not (entry.ready or entry.reading):
             return None
         entry.pins += 1
         return entry
@@ -250,3 +251,8 @@ class Finder:
 
     def _digests(self, request, ends: Iterable[int]) -> dict[int, bytes]:
         return prefix_digests(root_digest(self.fingerprint, request), request.tokens, ends)
+
+
+def _source(entries: Iterable[Entry]) -> str:
+    """Where pages came from, or come from."""
+    return "disk" if any(entry.fresh for entry in entries) else "host"

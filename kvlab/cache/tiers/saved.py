@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvlab.cache.tiers.slots import HostSlots
 
 
 class Disk(Protocol):
-    """The disk tier. Every failure of it is a miss: it never raises for one, and never returns wrong bytes.
+    """The disk tier. It works on its own, in the order in which it is asked, and what it has done counts from `poll` on.
+    Every failure of it is a miss: it never raises for one, and never returns wrong bytes.
 
     Attributes:
         gone: as `SavedPages.gone`, of files.
@@ -22,20 +23,29 @@ class Disk(Protocol):
     def has(self, name: bytes) -> bool:
         """Whether a file of that name is known; reading it may still fail."""
 
-    def write(self, name: bytes, payload: memoryview, note: str = "") -> bool:
-        """Whether the payload is safely on disk."""
+    def is_coming(self, name: bytes) -> bool:
+        """Whether a file of that name is on its way."""
+
+    def write(self, name: bytes, payload: memoryview, note: str = "") -> None:
+        """Has a copy of the payload written."""
 
     def touch(self, name: bytes) -> None:
         """The file of that name, if one is known, is the last to go from now on."""
 
-    def read(self, name: bytes, into: memoryview) -> bool:
-        """Whether `into` now holds exactly what was written; what could not be read is forgotten."""
+    def read(self, name: bytes, into: memoryview) -> Any:
+        """A ticket for filling `into`, which nobody else uses until it has ended; what cannot be read is forgotten."""
+
+    def result(self, ticket: Any) -> bool | None:
+        """Whether a read gave exactly what was written; None as long as it is under way."""
+
+    def wait(self, ticket: Any) -> None:
+        """Returns once the read has ended."""
 
     def forget(self, name: bytes) -> None:
-        """Deletes the file of that name, if there is one."""
+        """Has the file of that name deleted, if there is one; it is found no more."""
 
     def expel(self, names: Iterable[bytes]) -> None:
-        """As `forget`, for files that no later process may find either, whoever wrote them."""
+        """As `forget`, for files that no later process may find either, whoever wrote them: they are gone."""
 
     @property
     def num_files(self) -> int:
@@ -44,15 +54,26 @@ class Disk(Protocol):
     def notes(self) -> list[tuple[bytes, str]]:
         """Name and note of every file that has a note."""
 
+    def poll(self) -> None:
+        """Takes over what was done."""
+
+    def drain(self) -> None:
+        """Returns once all that was asked is done."""
+
+    def close(self) -> None:
+        """As `drain`, and ends what works for it."""
+
 
 @dataclass(eq=False)
 class Entry:
     """A saved page in host memory.
 
     Attributes:
-        pins: copies and lookups that use it now.
-        ready: its bytes are there.
+        pins: copies, reads and lookups that use it now.
+        ready: its bytes are there. reading: they are on their way from the disk.
+        fresh: they came from the disk, and went nowhere yet.
         expelled: nobody finds it any more; its place is free as soon as nobody uses it.
+        failed: the disk did not have its bytes.
     """
 
     name: bytes
@@ -60,7 +81,10 @@ class Entry:
     slot: int
     pins: int = 0
     ready: bool = True
+    reading: bool = False
+    fresh: bool = False
     expelled: bool = False
+    failed: bool = False
 
 
 class SavedPages:
@@ -81,12 +105,12 @@ class SavedPages:
         self.slots, self.memory, self.disk = slots, memory, disk
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         self.gone: Counter[tuple[str, str]] = Counter()
-        # pages that were read from disk so far
-        self.reads = 0
+        self._reads: list[tuple[Entry, Any]] = []
 
     def has(self, name: bytes) -> bool:
-        """Whether the page is in host memory or on disk."""
-        return name in self._entries or bool(self.disk and self.disk.has(name))
+        """Whether the page is in host memory or on disk, or on its way to either."""
+        disk = self.disk
+        return name in self._entries or bool(disk and (disk.has(name) or disk.is_coming(name)))
 
     def entry(self, name: bytes) -> Entry | None:
         """The page in host memory, None when it is not there.
@@ -101,18 +125,42 @@ class SavedPages:
         return entry
 
     def fetch(self, name: bytes, group: int) -> Entry | None:
-        """As `entry`, reading from disk what is only there."""
+        """As `entry`; what is only on disk is on its way from there from now on, `reading`."""
         entry = self.entry(name)
         if entry is None and self.disk and self.disk.has(name):
             slot = self.take_slot(group)
             if slot is None:
                 return None
-            if not self.disk.read(name, self.memory(group, slot)):
-                self.slots.free(group, slot)
-                return None
-            entry = self._entries[name] = Entry(name, group, slot)
-            self.reads += 1
+            entry = self._entries[name] = Entry(name, group, slot, 1, ready=False, reading=True, fresh=True)
+            self._reads.append((entry, self.disk.read(name, self.memory(group, slot))))
         return entry
+
+    @property
+    def reading(self) -> bool:
+        """Whether any page is on its way from the disk."""
+        return bool(self._reads)
+
+    def poll(self) -> None:
+        """Takes over what the disk has done."""
+        if not self.disk:
+            return
+        self.disk.poll()
+        reads, self._reads = self._reads, []
+        for entry, ticket in reads:
+            done = self.disk.result(ticket)
+            if done is None:
+                self._reads.append((entry, ticket))
+                continue
+            entry.reading, entry.ready, entry.failed = False, done, not done
+            if not done:
+                self._leave_host([entry.name] if self._entries.get(entry.name) is entry else [])
+            self.unpin([entry])
+
+    def wait(self) -> None:
+        """Returns once no page is on its way from the disk."""
+        for _, ticket in self._reads if self.disk else ():
+            self.disk.wait(ticket)
+        self.poll()
 
     def add(self, name: bytes, group: int) -> Entry | None:
         """A place in host memory for a page that is not there yet, pinned until `arrived`; None when there is none."""
@@ -184,8 +232,13 @@ class SavedPages:
                 return None
             self.write_down(name)
             self.drop(name)
-            self.gone["evict", "host: lru, its place was needed" + ("; on disk still" if self.has(name) else "")] += 1
+            self.gone["evict", f"host: lru, its place was needed{self._below(name)}"] += 1
         return slot
+
+    def _below(self, name: bytes) -> str:
+        if self.disk and self.disk.has(name):
+            return "; on disk still"
+        return "; on its way to disk" if self.disk and self.disk.is_coming(name) else ""
 
     @property
     def num_pages(self) -> int:

@@ -15,6 +15,7 @@ from kvlab.cache.pins import Page
 from kvlab.cache.prefix import Hit
 from kvlab.cache.tiers.ends import Placed
 from kvlab.cache.tiers.finding import Finder, Found
+from kvlab.cache.tiers.lookups import LookUps
 from kvlab.cache.tiers.saved import Disk, Entry, SavedPages
 from kvlab.cache.tiers.slots import HostSlots
 from kvlab.cache.tiers.snapshot import Snapshot, restore, snapshot
@@ -68,6 +69,7 @@ class Tiers:
         lossy: the storage format that parked pages are re-encoded to; "": they come back bit for bit.
 
     Attributes:
+        lookups: what is found for waiting requests.
         on_gone: told by `poll` of saved pages that went: kind of event ("evict", "lost"), reason, how many.
     """
 
@@ -80,6 +82,7 @@ class Tiers:
         self.lossy = lossy
         self.saved = SavedPages(slots, copier.memory, disk)
         self.finder = Finder(cache, self.saved, fingerprint)
+        self.lookups = LookUps(self.finder)
         if saves:
             cache.marks = self.finder.marks
         self._parked: dict[str, Parked] = {}
@@ -91,8 +94,8 @@ class Tiers:
 
     @property
     def in_flight(self) -> bool:
-        """Whether any copy is under way."""
-        return bool(self._flights)
+        """Whether any copy, or read from disk, is under way."""
+        return bool(self._flights) or self.saved.reading
 
     @property
     def pages_coming(self) -> int:
@@ -108,7 +111,8 @@ class Tiers:
         return any(f.request_id == request_id and f.down for f in self._flights)
 
     def poll(self) -> None:
-        """Settles the copies that have ended, and tells what went since the last time."""
+        """Settles the copies and reads that have ended, and tells what went since the last time."""
+        self.saved.poll()
         for flight in [f for f in self._flights if self.copier.done(f.ticket)]:
             self._settle(flight)
         disk = self.saved.disk
@@ -118,10 +122,24 @@ class Tiers:
             gone.clear()
 
     def wait(self) -> None:
-        """Waits for every copy under way."""
+        """Waits for every copy and every read from disk under way; not for what is being written there."""
         for flight in self._flights:
             self.copier.wait(flight.ticket)
+        self.saved.wait()
         self.poll()
+
+    def drain(self) -> None:
+        """Waits until all that was saved lies where it belongs, the disk included."""
+        self.wait()
+        if self.saved.disk:
+            self.saved.disk.drain()
+        self.poll()
+
+    def close(self) -> None:
+        """As `drain`, and ends what works for the tiers."""
+        self.drain()
+        if self.saved.disk:
+            self.saved.disk.close()
 
     def _fly(self, moves: list[Move], flight: Flight) -> None:
         flight.ticket = self.copier.start(moves, flight.down)
@@ -178,6 +196,7 @@ class Tiers:
 
     def forget(self, request_id: str) -> None:
         """Gives up what is here of a request that ends or starts over; copies under way keep what they need."""
+        self.lookups.let_go(request_id)
         if self.finder.marks:
             self.finder.marks.forget(request_id)
         parked = self._parked.pop(request_id, None)
@@ -232,8 +251,9 @@ class Tiers:
     def find(self, request, above: int = 0) -> Found | None:
         """Saved tokens of the request's beginning, all in host memory and pinned there; None when the pool's `above`
         tokens are as many. Where pages are saved one by one, those of the first `above` tokens are left where they are.
+        Waits for what is on its way from the disk; `lookups.start` says beforehand whether anything is.
         """
-        return self.finder.find(request, above)
+        return self.lookups.take(request, above)
 
     def release(self, found: Found) -> None:
         """Lets go of what was found."""
@@ -248,6 +268,8 @@ class Tiers:
         `hit` where it was looked for behind them."""
         pages = self._behind(request_id, found, hit) if found.start else restore(self.cache, request_id, found.holdings)
         moves = [(g, page, entry.slot) for (g, page), entry in zip(pages, found.entries, strict=True)]
+        for entry in found.entries:
+            entry.fresh = False
         self._fly(moves, Flight(None, False, request_id, landed=lambda: self.saved.unpin(found.entries)))
 
     def _behind(self, request_id: str, found: Found, hit: Hit | None) -> list[Page]:
