@@ -219,6 +219,8 @@ class EngineLoop:
             self.failure = error
         finally:
             self._end_all()
+            # what was saved reaches the disk
+            self.engine.close()
 
     def _take_calls(self, wait: bool) -> None:
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.cache.tiers.files import HEADER, SUFFIX, SUM_BYTES
-from kvlab.engine import tiers_disk
+from kvlab.engine import tiers_disk, tiers_disk_worker
 from kvlab.engine.tiers_disk import DiskStore
 
 MARK, OTHER = bytes(range(32)), bytes(range(1, 33))
@@ -311,13 +311,16 @@ def test_a_write_that_fails_leaves_what_another_process_wrote(tmp_path, moment, 
 
 
 STAGES = ["piece", "written", "synced", "renamed"]
-# the module alone: importing its package takes seconds
+# the modules alone: importing their package takes seconds
 LOAD = f"""
 import importlib.util, random, sys
-spec = importlib.util.spec_from_file_location("tiers_disk", {tiers_disk.__file__!r})
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-DiskStore = module.DiskStore
+def load(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+DiskStore = load("tiers_disk", {tiers_disk.__file__!r}).DiskStore
+DiskWorker = load("tiers_disk_worker", {tiers_disk_worker.__file__!r}).DiskWorker
 """
 WRITER = (
     LOAD
@@ -356,12 +359,13 @@ def test_a_killed_writer_leaves_the_whole_file_or_none(tmp_path, stop):
 RUNNING = (
     LOAD
     + """
-disk = DiskStore(sys.argv[1], bytes(range(32)), 3 * 10**6)
+disk = DiskWorker(DiskStore(sys.argv[1], bytes(range(32)), 3 * 10**6), max_waiting=2 * 10**6)
 rng = random.Random(int(sys.argv[2]))
 print("ready", flush=True)
 while True:
     i = rng.randrange(40)
     disk.write(bytes([i]) * 32, memoryview(bytes([i]) * 200_000))
+    disk.poll()
 """
 )
 
@@ -369,7 +373,7 @@ while True:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(50))
 def test_fifty_kills_at_random_moments(tmp_path, seed):
-    """Whatever is found afterwards is what was written under that name."""
+    """Whatever is found afterwards is what was written under that name. The disk's own thread writes, others ask."""
     process = subprocess.Popen([sys.executable, "-c", RUNNING, str(tmp_path), str(seed)], stdout=subprocess.PIPE)
     assert process.stdout.readline().strip() == b"ready"
     time.sleep(random.Random(seed).uniform(0, 0.2))
