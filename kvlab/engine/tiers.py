@@ -37,7 +37,8 @@ class TierOptions:
         disk_bytes: of all its page files, those of other models included, which are the first to go.
         save_prefixes: whether requests that end leave their pages for later ones.
         park_dtype: preempted requests wait in this storage format, in a pool of host_bytes on the model's own device
-            instead of in host memory. Lossy: their tokens may change. Nothing is saved then.
+            instead of in host memory: keys and values, latents, entries and index keys row by row, states as they are.
+            A rule as of `kv_dtype`, of formats of rows. Lossy: their tokens may change. Nothing is saved then.
 
     Raises:
         ValueError: a size that is not positive, a path that is no directory, a size without a directory.

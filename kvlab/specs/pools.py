@@ -230,6 +230,30 @@ def _sectors(groups: Sequence[Group]) -> PoolLayout:
     return PoolLayout("sectors", tuple(cut), ((sector,),), places, tuple(counts))
 
 
+def sectors_as_they_are(groups: Sequence[Group]) -> PoolLayout:
+    """`groups`, each with the blocks that it has, in one pool of sectors: for pages that lie there in place of others,
+    whose tables count their tokens."""
+    sector, counts = _sector_of([g.block_bytes for g in groups])
+    places = tuple(_in_rows(g, sector // count) for g, count in zip(groups, counts, strict=True))
+    return PoolLayout("sectors", tuple(groups), ((sector,),), places, tuple(counts))
+
+
+def _sector_of(sizes: Sequence[int]) -> tuple[int, list[int]]:
+    """Bytes of a sector for pages of these sizes, and how many of each it is cut into: a common multiple of all; or of
+    all but the largest, an eighth unused by those at most; or else one of the largest, of which others take halves,
+    quarters and so on."""
+    largest, sector = max(sizes), math.lcm(*sizes)
+    if sector <= SECTOR_LIMIT * largest:
+        return sector, [sector // size for size in sizes]
+    others = math.lcm(*(size for size in sizes if size < largest))
+    for pages in range(1, SECTOR_LIMIT + 1):
+        sector = align(pages * largest, math.lcm(others, ALIGN * pages))
+        if 8 * sector <= 9 * pages * largest:
+            return sector, [pages if size == largest else sector // size for size in sizes]
+    counts = [1 << (largest // size).bit_length() - 1 for size in sizes]
+    return align(largest, ALIGN * max(counts)), counts
+
+
 def _halvings(group: Group, sector: int) -> int:
     """Pages of `group` per sector, a power of two: the most that leave at most an eighth of it unused, or else those
     that leave least."""
