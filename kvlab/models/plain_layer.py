@@ -5,7 +5,6 @@ At one row each call counts, so norm and projections are one operation, and so i
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -82,8 +81,12 @@ class PlainLayer:
         angles = step.angles(f.rope, f.key_dim)
         # adapters change single products: what is fused then runs one product after the other
         open_ = step.deltas is not None
-        query, key, value = self._project(stream, *angles) if open_ else qkv(stream, self.qkv, *angles, _rows(step))
-        write_kv(key, value, views, batch.slot_mapping)
+        late = None if open_ else step.late_angles(f.rope, f.key_dim, stream, views)
+        if open_:
+            query, key, value = self._project(stream, *angles)
+        else:
+            query, key, value = qkv(stream, self.qkv, *angles, step.rows, turn_keys=late is None)
+        write_kv(key, value, views, batch.slot_mapping, late)
         seen = paged_attention(query, views, batch, scale=f.scale, window=f.window, softcap=f.softcap)
         stream = linear(seen.reshape(len(seen), -1), self.out, self.out_bias, residual=stream)
         return self._feed(stream) if open_ else mlp(stream, self.mlp)
@@ -102,10 +105,3 @@ class PlainLayer:
         w = self.mlp
         gate, up = linear(rms_norm(stream, w.norm, self.eps), w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
         return linear(F.silu(gate) * up, w.down, w.down_bias, residual=stream)
-
-
-def _rows(step: StepContext) -> Tensor:
-    """0 .. T - 1: each token has its own row of angles, so that no table bounds the positions."""
-    if "rows" not in step.memory:
-        step.memory["rows"] = torch.arange(len(step.ids), device=step.ids.device)
-    return step.memory["rows"]

@@ -11,8 +11,9 @@ from paged import poisoned_views
 from kvlab.ops import numba_support
 from kvlab.ops.attention import paged_attention
 from kvlab.ops.batch import make_batch
+from kvlab.ops.rope import Angles, rope
 from kvlab.ops.views import page_views
-from kvlab.ops.write_kv import write_kv
+from kvlab.ops.write_kv import turns_keys, write_kv
 from kvlab.quant import get_codec, row_formats
 from kvlab.specs.formats import get_format
 from kvlab.specs.layout import page_layout
@@ -61,6 +62,20 @@ def test_rows_land_in_their_slots_and_nowhere_else(backend: str, fmt: str, width
             if a is not None and b is not None:
                 a[page, :, offset] = b[page, :, offset]
     assert torch.equal(expected_bytes, views.buffer)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fmt", ["fp32", "int8", "int8_g32"])
+def test_keys_that_are_not_turned_yet_are_turned_first(backend: str, fmt: str, monkeypatch) -> None:
+    """A part of a row turns; where no kernel does it in the same pass, the operation does."""
+    use(monkeypatch, backend)
+    key, value, angle = torch.randn(3, 2, 12), torch.randn(3, 2, 12), torch.randn(7, 4)
+    positions, slots = torch.tensor([6, 0, 3]), torch.tensor([4, 5, 11])
+    late, before = (poisoned_views(fmt, 2, 12, 4, pages=3) for _ in range(2))
+    assert not turns_keys(key, late)
+    write_kv(key, value, late, slots, Angles(angle.cos(), angle.sin(), positions))
+    write_kv(rope(key, angle.cos(), angle.sin(), positions), value, before, slots)
+    assert torch.equal(late.buffer, before.buffer)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -49,10 +49,11 @@ class Attention:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """[T, hidden] of `x` [T, hidden], the normed residual stream."""
         views, batch = step.part(self.place)
-        query, key, value = self.project(x, step)
-        if key is not None and value is not None:
-            write_kv(key, value, views, batch.slot_mapping)
         f = self.facts
+        late = step.late_angles(f.rope, f.key_dim, x, views) if f.source is None else None
+        query, key, value = self.project(x, step, turn_keys=late is None)
+        if key is not None and value is not None:
+            write_kv(key, value, views, batch.slot_mapping, late)
         seen = paged_attention(
             query, views, batch, scale=f.scale, window=f.window, softcap=f.softcap,
             sinks=self.sinks, chunk=f.chunk, alibi=self.alibi,
@@ -62,8 +63,13 @@ class Attention:
             seen = seen * linear(x, self.gate, self.gate_bias).sigmoid()
         return linear(seen, self.out, self.out_bias)
 
-    def project(self, x: Tensor, step: StepContext) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Query [T, Hq, key_dim], key and value [T, Hkv, ...], normed and rotated; None where another layer has them."""
+    def project(
+        self, x: Tensor, step: StepContext, turn_keys: bool = True
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Query [T, Hq, key_dim], key and value [T, Hkv, ...], normed and rotated; None where another layer has them.
+
+        Without `turn_keys` keys are not rotated: the cache write does it.
+        """
         f = self.facts
         pieces = linear(x, self.qkv, self.qkv_bias).split(list(self.rows.values()), dim=-1)
         query = self._normed(pieces[0], self.q_norm).unflatten(-1, (-1, f.key_dim))
@@ -75,7 +81,7 @@ class Attention:
         if f.rope is not None:
             angles = step.angles(f.rope, f.key_dim)
             query = rotate(query, *angles, f.rope.interleaved)
-            key = key if key is None else rotate(key, *angles, f.rope.interleaved)
+            key = rotate(key, *angles, f.rope.interleaved) if key is not None and turn_keys else key
         if f.temperature is not None:
             query = query * query_growth(f.temperature, step.positions, query.dtype)
         return query, key, value

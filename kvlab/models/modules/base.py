@@ -13,6 +13,8 @@ from kvlab.models.facts import RopeFacts
 from kvlab.models.rope import inverse_frequencies, rope_tables
 from kvlab.ops.batch import AttentionBatch
 from kvlab.ops.grouped_views import GroupedViews
+from kvlab.ops.rope import Angles
+from kvlab.ops.write_kv import turns_keys
 from kvlab.specs.layout import part_groups
 from kvlab.specs.model import ModelSpec
 from kvlab.specs.parts import Shared
@@ -110,6 +112,19 @@ class StepContext:
         if key not in self.memory:
             self.memory[key] = self.rotary.angles(self.positions, rope, head_dim)
         return self.memory[key]
+
+    @property
+    def rows(self) -> Tensor:
+        """0 .. T - 1, int64: each token has its own row of angles, so that no table bounds the positions."""
+        if "rows" not in self.memory:
+            self.memory["rows"] = torch.arange(len(self.ids), device=self.ids.device)
+        return self.memory["rows"]
+
+    def late_angles(self, rope: RopeFacts | None, head_dim: int, x: Tensor, views: Any) -> Angles | None:
+        """By what the cache write turns keys like the rows `x`; None where they are turned before, or not at all."""
+        if rope is None or rope.interleaved or not turns_keys(x, views):
+            return None
+        return Angles(*self.angles(rope, head_dim), self.rows)
 
 
 @dataclass

@@ -34,17 +34,23 @@ class QKVWeights:
 
 
 def qkv(
-    x: torch.Tensor, weights: QKVWeights, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+    x: torch.Tensor,
+    weights: QKVWeights,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    turn_keys: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D]) of the residual stream `x` [T, H]: norm, projection, rotation.
 
     Args:
         cos, sin, positions: as in `kvlab.ops.rope.rope`; tables in x's dtype.
+        turn_keys: False leaves the rotation of keys to the cache write (`kvlab.ops.write_kv.turns_keys`).
     """
-    if cpu_kernels(x, weights.weight):
+    if turn_keys and cpu_kernels(x, weights.weight):
         from kvlab.ops.qkv import cpu
 
         return cpu.qkv(x, weights, cos, sin, positions)
     from kvlab.ops.qkv import reference
 
-    return reference.qkv(x, weights, cos, sin, positions)
+    return reference.qkv(x, weights, cos, sin, positions, turn_keys)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from kvlab.ops.rope import reference
+
+
+@dataclass(frozen=True, eq=False)
+class Angles:
+    """By what rows are turned, as arguments of `rope`: `cos`, `sin` [max_position, R / 2] and `positions` int64 [T]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

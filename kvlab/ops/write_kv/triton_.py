@@ -1,15 +1,10 @@
-"""write_kv as one Triton kernel, with the rotation of the keys in it where a caller has not turned them yet.
-
-The models of `kvlab.models` turn keys before they write, in one operation with the queries, and so give no angles:
-one more read and write of the new keys, a row per token, beside the pages that a step reads.
-"""
+"""write_kv as one Triton kernel, with the rotation of the keys in it where a caller has not turned them yet."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from kvlab.ops.rope import Angles
 from kvlab.ops.triton_support import Launch, power_of_2
 from kvlab.ops.views import PageViews
 from kvlab.ops.write_kv.triton_kernel import write_rows
@@ -31,15 +26,6 @@ KINDS = {"fp32": ("plain", 0, 0), "bf16": ("plain", 0, 0), "fp16": ("plain", 0, 
 def supports(key: torch.Tensor, views: PageViews) -> bool:
     """Whether the kernel knows the types; fp64 is `torch_`'s."""
     return key.dtype in (torch.float32, torch.bfloat16, torch.float16) and views.format in KINDS
-
-
-@dataclass(frozen=True, eq=False)
-class Angles:
-    """By what keys are turned: `cos`, `sin` [max_position, R / 2] and `positions` int64 [T], as in `kvlab.ops.rope`."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    positions: torch.Tensor
 
 
 def write_kv(
