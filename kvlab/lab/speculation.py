@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kvlab.engine import Engine, SamplingParams
@@ -24,6 +25,7 @@ from kvlab.lab.quality import mean_and_band
 from kvlab.lab.quality_text import evaluation_text
 from kvlab.lab.record import provenance
 from kvlab.speculate import SpeculationOptions
+from kvlab.speculate.adapt import best_count, fit_cost, rate_of
 from kvlab.speculate.skip import skip_layers, spread
 
 RESULT = Path(__file__).resolve().parents[2] / "book" / "results" / "speculation.json"
@@ -32,7 +34,12 @@ QUESTION = "Tell me a story about a lighthouse keeper and a storm."
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: a method at a K on one kind of text. The ratio is plain time over time with drafts: above 1 is faster."""
+    """One run: a method at a K on one kind of text.
+
+    Attributes:
+        accepted, right: the share that was right of the drafts made, and of those that were looked at.
+        time_ratio: plain time over time with drafts: above 1 is faster.
+    """
 
     method: str
     k: int
@@ -42,6 +49,63 @@ class Setting:
     accepted: float
     time_ratio: float
     same_tokens: bool
+    right: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the best K depends on, from the settings of one method on one kind of text that were recorded.
+
+    Attributes:
+        ks: the K that were run. rates: the rate that explains the tokens a step of each; costs: of a step, in plain steps.
+        rate: their mean. cost, fixed: of one more draft and of having drafts, fitted to `costs`.
+        best: the K, up to the largest run, that `rate`, `cost` and `fixed` name; 0 is no drafts.
+        fastest: the K whose recorded speed was highest; 0 when none was faster than no drafts.
+    """
+
+    ks: tuple[int, ...]
+    rates: tuple[float, ...]
+    costs: tuple[float, ...]
+    rate: float
+    cost: float
+    fixed: float
+    best: int
+    fastest: int
+
+
+def fitted(settings: Sequence[dict[str, Any]], method: str, text: str) -> Fitted:
+    """The two numbers that K depends on, and the K that they name, of a method's recorded `settings` on a kind of text.
+
+    Raises:
+        ValueError: fewer than two K are recorded of it.
+    """
+    own = sorted((s for s in settings if (s["method"], s["text"]) == (method, text)), key=lambda s: s["k"])
+    ks = tuple(s["k"] for s in own)
+    rates = tuple(rate_of(s["tokens_per_step"], s["k"]) for s in own)
+    # a step's tokens over the speed is the time of a step
+    costs = tuple(s["tokens_per_step"] / s["time_ratio"] for s in own)
+    cost, fixed = fit_cost(ks, costs)
+    rate = fmean(rates)
+    fast = max(own, key=lambda s: s["time_ratio"])
+    fastest = fast["k"] if fast["time_ratio"] > 1 else 0
+    return Fitted(ks, rates, costs, rate, cost, fixed, best_count(rate, max(ks), cost, fixed), fastest)
+
+
+def product_costs(model: Any, rows: Sequence[int], repeats: int = 3) -> dict[int, float]:
+    """Processor time of every weight times n rows, for each n in `rows`, over that of one row: the least of `repeats`."""
+    import torch
+
+    from kvlab.ops.linear import linear
+
+    weights = [w for w in model.decoder.weights.named.values() if w.ndim == 2]
+    least: dict[int, float] = {}
+    for n in [1, *rows] * repeats:
+        inputs = {w.shape[1]: torch.ones(n, w.shape[1], dtype=w.dtype) for w in weights}
+        began = time.process_time()
+        for w in weights:
+            linear(inputs[w.shape[1]], w)
+        least[n] = min(time.process_time() - began, least.get(n, float("inf")))
+    return {n: least[n] / least[1] for n in rows}
 
 
 def texts(model: Any) -> dict[str, tuple[list[list[int]], float]]:
@@ -50,11 +114,15 @@ def texts(model: Any) -> dict[str, tuple[list[list[int]], float]]:
     "predictable": a paragraph that stands there and begins once more. "questions": an open question, greedy;
     "unpredictable": the same, sampled at temperature 0.8.
     """
-    paragraphs = [p for p in evaluation_text().text.split("\n\n") if 300 < len(p) < 400][:1]
+    asked = [model.tokenizer.encode(model.tokenizer.chat_text([{"role": "user", "content": QUESTION}]))]
+    return {"predictable": (repeated(model, 1), 0.0), "questions": (asked, 0.0), "unpredictable": (asked, 0.8)}
+
+
+def repeated(model: Any, count: int) -> list[list[int]]:
+    """The first `count` paragraphs of medium length as prompts: each stands there and begins once more."""
+    paragraphs = [p for p in evaluation_text().text.split("\n\n") if 300 < len(p) < 400][:count]
     encode = model.tokenizer.encode
-    copied = [[*encode(f"{p}\n\n"), *encode(p)[:12]] for p in paragraphs]
-    asked = [encode(model.tokenizer.chat_text([{"role": "user", "content": QUESTION}]))]
-    return {"predictable": (copied, 0.0), "questions": (asked, 0.0), "unpredictable": (asked, 0.8)}
+    return [[*encode(f"{p}\n\n"), *encode(p)[:12]] for p in paragraphs]
 
 
 def options_of(model: Any, method: str, k: int) -> SpeculationOptions:
@@ -95,7 +163,31 @@ def compare(model: Any, method: str, k: int, text: str, tokens: int = 40, plain:
     steps = made - seen.accepted
     share = seen.accepted / seen.drafted if seen.drafted else 0.0
     return Setting(method, k, text, temperature, round(made / steps, 3), round(share, 3),
-                   round(without[0] / seconds, 3), found == without[1])  # fmt: skip
+                   round(without[0] / seconds, 3), found == without[1], round(seen.right, 3))  # fmt: skip
+
+
+def pages_by_step(engine: Engine, prompt: list[int], params: SamplingParams) -> list[tuple[int, int, int]]:
+    """(tokens known before the step, pages held within it, pages held after it) of each step behind the prompt's.
+
+    One request alone, whose first step computes its whole prompt.
+    """
+    fill, pools = engine.runner.fill, engine.cache.unit_pools
+    request = engine.requests[engine.add_request(prompt, params)]
+    engine.step()
+    within: list[tuple[int, int]] = []
+
+    def watched(step: Any) -> Any:
+        within.append((len(request.tokens), sum(pool.num_held for pool in pools)))
+        return fill(step)
+
+    engine.runner.fill, found = watched, []
+    try:
+        while not request.finish_reason:
+            engine.step()
+            found.append((*within[-1], sum(pool.num_held for pool in pools)))
+    finally:
+        engine.runner.fill = fill
+    return found
 
 
 METHODS = ("ngram", "lookahead", "draft 24", "medusa", "eagle", "eagle tree")

@@ -22,7 +22,8 @@ class SpeculationOptions:
         method: one of `METHODS`, or a function that makes a proposer for an engine.
         k: drafts a step, at most.
         adapt: k follows what was accepted of each request's drafts.
-        cost: of one more draft, in steps without drafts; what `adapt` weighs against the tokens it may bring.
+        cost, fixed_cost: of one more draft, and of drafting at all, in steps without drafts; what `adapt` weighs against the
+            tokens that drafts may bring.
         draft: for "draft": the model that drafts, of the same vocabulary (see `kvlab.speculate.skip.skip_layers`).
         heads: for "medusa" and "eagle": the file of trained heads, None for those of the default model.
         branches: children of each node of a draft tree by depth, as (3, 2, 1); () drafts chains.
@@ -45,14 +46,16 @@ class SpeculationOptions:
     drawn: bool = True
     keep_states: bool = True
     longest: int = 3
+    fixed_cost: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.method, str) and self.method not in METHODS:
             raise ValueError(f"method {self.method!r}: must be one of {', '.join(METHODS)}")
         if self.k < 1:
             raise ValueError(f"k {self.k}: must be at least 1")
-        if self.cost < 0:
-            raise ValueError(f"cost {self.cost}: must not be negative")
+        for name in ("cost", "fixed_cost"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)}: must not be negative")
         if (self.method == "draft") != (self.draft is not None):
             raise ValueError("draft: method 'draft' needs a model that drafts, and no other method has one")
         if any(n < 1 for n in self.branches):

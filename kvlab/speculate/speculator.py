@@ -135,9 +135,9 @@ class Speculator:
     def _count(self, request: Request, most: int) -> int:
         if not self.options.adapt:
             return most
-        seen = self._seen(request)
+        seen, options = self._seen(request), self.options
         # where nothing is worth drafting, one token now and then tells whether that has changed
-        return best_count(seen.rate, most, self.options.cost) or int(len(request.tokens) % 8 == 0)
+        return best_count(seen.rate, most, options.cost, options.fixed_cost) or int(len(request.tokens) % 8 == 0)
 
     def _drawn(self, step: Step, logits: Tensor) -> Drawn | None:
         """The drafts of the step that were drawn from a distribution, by the row that they follow."""

@@ -40,6 +40,7 @@ REACHED = {
     },
     SpeculationOptions: {
         "method": "--speculate", "k": "--speculate", "adapt": "--adapt-k", "cost": "of experiments",
+        "fixed_cost": "of experiments",
         "draft": "--draft-model", "heads": "--heads", "branches": "--draft-tree", "drawn": "of experiments",
         "keep_states": "off only where no state is, and there it does nothing", "longest": "of experiments",
     },
