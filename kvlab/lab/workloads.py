@@ -25,12 +25,16 @@ VOCAB = 32_000
 
 @dataclass(frozen=True)
 class Turn:
-    """One request: its prompt, how many tokens it generates, whose it is."""
+    """One request: its prompt, how many tokens it generates, whose it is.
+
+    `reply`: what is said to it, where a later prompt repeats that: what changes a prompt leaves the reply as it is.
+    """
 
     prompt: tuple[int, ...]
     output: int
     user: int = 0
     salt: str = ""
+    reply: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,9 @@ def chat(*, users: int = 10, turns: int = 10, system: int = 300, question: int =
     for _ in range(turns):
         for user in range(users):
             said[user] += text.tokens(text.around(question))
-            found.append(Turn(tuple(said[user]), output, user))
-            said[user] += answer(found[-1])
+            turn = Turn(tuple(said[user]), output, user)
+            found.append(replace(turn, reply=tuple(answer(turn))))
+            said[user] += found[-1].reply
     return Workload("multi-turn chat", tuple(found), _parameters(locals()))
 
 
@@ -139,7 +144,9 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
 
 
 def answer(turn: Turn) -> list[int]:
-    """The tokens that the model says to a turn: the same ones whenever it is asked the same."""
+    """The tokens that the model says to a turn: its reply, or the same ones whenever it is asked the same."""
+    if turn.reply:
+        return list(turn.reply)
     rng = random.Random(zlib.crc32(array("i", turn.prompt)))
     return rng.choices(range(VOCAB), k=turn.output)
 
@@ -200,7 +207,11 @@ def broken(workload: Workload, change: str, seed: int = 0) -> Workload:
 def retokenized(workload: Workload, first: int) -> Workload:
     """`workload` with other ids for the same texts from request `first` on."""
     turns = workload.turns
-    changed = tuple(replace(turn, prompt=tuple(VOCAB - 1 - token for token in turn.prompt)) for turn in turns[first:])
+
+    def other(tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(VOCAB - 1 - token for token in tokens)
+
+    changed = tuple(replace(turn, prompt=other(turn.prompt), reply=other(turn.reply)) for turn in turns[first:])
     return replace(workload, turns=turns[:first] + changed)
 
 

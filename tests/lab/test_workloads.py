@@ -57,6 +57,29 @@ def test_each_change_costs_what_whole_histories_say(change):
         assert replay(workload, MODEL, PrefixOptions()).hits == by_hand(workload)
 
 
+@pytest.mark.parametrize("change", [*BREAKERS, "another tokenizer half-way"])
+def test_a_later_turn_carries_the_reply_that_was_given_to_the_one_before(change):
+    """Else no reply would ever be found, and a change that leaves a chat whole would look as if it cost something."""
+    workload = broken(small("multi-turn chat"), change)
+    last, carried = {}, 0
+    half = len(workload.turns) // 2 if "tokenizer" in change else 0
+    for i, turn in enumerate(workload.turns):
+        reply = last.get(turn.user)
+        if reply is not None and (not half or i < half or reply[0] >= half):
+            said = reply[1]
+            assert any(turn.prompt[at : at + len(said)] == said for at in range(len(turn.prompt) - len(said)))
+            carried += 1
+        last[turn.user] = (i, tuple(workloads.answer(turn)))
+    assert carried >= 6
+
+
+def test_a_session_id_of_a_user_s_own_isolates_as_a_salt_does():
+    chats = {change: replay(broken(WORKLOADS["multi-turn chat"](users=3, turns=4, system=48, question=20, output=32), change),
+                            MODEL, PrefixOptions()) for change in ("session id at the start", "a salt for each user")}  # fmt: skip
+    session, salt = chats.values()
+    assert 0 < salt.hits <= session.hits <= salt.hits + 16 * 3 * 3
+
+
 def test_what_stands_first_breaks_everything_and_what_stands_last_nothing():
     rates = {change: replay(broken(small("system prompt"), change), MODEL, PrefixOptions()).hit_rate
              for change in BREAKERS}  # fmt: skip
