@@ -142,6 +142,7 @@ class DiskWorker:
     def close(self) -> None:
         """Returns once all that was asked is done and the thread has ended. Whoever asks again gets a new one."""
         self.drain()
+        _LAST.pop(self.store.directory.absolute(), None)
         if isinstance(self.pool, ThreadPoolExecutor):
             self.pool.shutdown()
             self.pool = None

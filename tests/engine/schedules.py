@@ -244,6 +244,14 @@ def happen(engine: Engine, ask: Ask) -> None:
         go_back(engine, engine.requests[alive[ask.whom % len(alive)]])
 
 
+def cool(engine: Engine) -> None:
+    """What is saved is on disk alone, as if others had taken its places in host memory."""
+    saved = engine.tiers.saved
+    for name in [name for name, entry in saved._entries.items() if not entry.pins]:
+        saved.write_down(name)
+        saved.drop(name)
+
+
 def go_back(engine: Engine, request: Request) -> None:
     """Takes the request's last token back once it has one, where the cache can."""
     while not request.output and not request.finish_reason:
@@ -279,6 +287,8 @@ def run(schedule: Schedule) -> Counter:
         for ask in schedule.asks:
             text = texts[ask.text % len(texts)]
             params = SamplingParams(ask.tokens, text.params.temperature, seed=text.params.seed, ignore_eos=True)
+            if schedule.tiers == "disk":
+                cool(engine)
             name = engine.add_request(text.prompt, params, priority=ask.priority, adapter=key if text.adapted else "")
             answers[name], live[name] = text.answer[: ask.tokens], engine.requests[name]
             for _ in range(ask.steps):

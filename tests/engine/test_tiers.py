@@ -225,7 +225,8 @@ def test_pages_that_the_lowest_tier_gives_up_are_told(tmp_path, tier):
     for first in (1, 2):
         run(engine, prompt_of(model, 20, first))
     why = f"{tier}: lru, " + ("its place was needed" if tier == "host" else f"disk_bytes {most}")
-    assert [(e.reason, e.pages) for e in engine.events.of("evict")] == [(why, 5)]
+    gone = engine.events.of("evict")
+    assert {e.reason for e in gone} == {why} and sum(e.pages for e in gone) == 5
     assert tier == "host" or len(list(tmp_path.iterdir())) == 7
 
 
