@@ -1,6 +1,7 @@
-"""int4 in groups of 32 values, symmetric: one fp16 scale per group, as llama.cpp's q4_0: 4.5 bits a value.
+"""int4 in groups of 32 values, symmetric: one fp16 scale per group, 4.5 bits a value.
 
-Codes are 1 .. 15 and count from 8, as many steps below zero as above.
+Codes are 1 .. 15 and count from 8, as many steps below zero as above. llama.cpp's q4_0 takes the same bytes and uses code
+0 too: its scale has the sign that puts a group's largest value there.
 """
 
 from __future__ import annotations
