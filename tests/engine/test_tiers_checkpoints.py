@@ -18,8 +18,6 @@ from kvlab.plan.policies import default_block_size
 from kvlab.specs.layout import group_parts
 
 SHORT = SamplingParams(2, ignore_eos=True)
-WHOLE = ("full", "latent", "indexed", "neighbours")
-"""Kinds that keep every page: these are saved one by one, and found as far as prompts agree."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,21 +52,25 @@ class Place:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_another_question_behind_the_same_text_finds_it_in_a_new_process(tmp_path, name):
-    """Right away where the question is short, as a prompt's last page end is a checkpoint. Behind long ones, once a
-    second request has left the first one's tokens there; that the first was another process' makes no difference."""
+    """The last page end of a prompt is a checkpoint: here of the text, as the questions are short."""
     place = Place(name, tmp_path)
-    unit = place.unit
-    text = prompt_of(place.kind, 2 * unit)
-    asked = [[*text, 1], [*text, *range(2, 4 + unit)], [*text, *range(30, 33 + unit)], [*text, *range(60, 63 + unit)]]
-    assert place.right(place.process(), asked[0]) == 0
-    assert place.right(place.process(), [*text, 2]) == 2 * unit
-    # nothing but long questions
-    apart = {"salt": "another tenant"}
-    found = [place.right(place.process(), prompt, **apart) for prompt in asked[1:]]
-    assert found == [0, 2 * unit if name in WHOLE else 0, 2 * unit]
+    text = prompt_of(place.kind, 2 * place.unit)
+    assert place.right(place.process(), [*text, 1]) == 0
+    assert place.right(place.process(), [*text, 2]) == 2 * place.unit
     if name in ("windows", "delta"):
         # another fingerprint; what else makes one is in `test_tiers`
         assert place.right(place.process(max_model_len=60), [*text, 2]) == 0
+
+
+@pytest.mark.parametrize("name", ["full", "windows", "chunks", "delta", "compressed", "states"])
+def test_where_a_second_request_leaves_the_first_is_found_by_a_third(tmp_path, name):
+    """Behind long questions the text's end is no checkpoint until somebody parts there; each is another process."""
+    place = Place(name, tmp_path)
+    unit = place.unit
+    text = prompt_of(place.kind, 2 * unit)
+    asked = [[*text, *range(first, first + 2 + unit)] for first in (2, 30, 60)]
+    found = [place.right(place.process(), prompt) for prompt in asked]
+    assert found == [0, 2 * unit if name == "full" else 0, 2 * unit]
 
 
 @pytest.mark.parametrize(
