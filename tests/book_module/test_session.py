@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import random
 
 import pytest
 
 from kvlab.book import bound, claims_table, progress, say, setup, table
+from kvlab.book.claims import entries
 
 
 def test_a_number_in_prose_must_be_the_computed_one() -> None:
@@ -62,3 +64,10 @@ def test_a_chapter_shows_its_claims(shown) -> None:
     page = shown[0]["text/html"]
     assert page.count("<tr>") == 9 and "10,737,418,240 B" in page
     assert "Claims of section 1: 3 not-checkable-here, 3 reproduced-with-unit-note, 1 imprecise, 1 wrong." in page
+
+
+def test_every_claim_shows_what_its_verdict_stands_on(shown) -> None:
+    claims_table(14)
+    for entry, row in zip(entries(14), shown[0]["text/html"].split("<tr>")[2:], strict=True):
+        third = row.split("</td>")[2].split("<td>")[-1]
+        assert html.unescape(third) == (entry.recomputed or f"source: {entry.basis}") and len(third) > 8

@@ -9,12 +9,12 @@ from kvlab.book.session import table
 
 
 def claims_table(chapter: int) -> None:
-    """Shows every claim of `chapter` with what was recomputed, the verdict and the correction."""
+    """Shows every claim of `chapter` with what was recomputed, or else the source it is judged by, the verdict and the correction."""
     found = entries(chapter)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in Counter(e.verdict for e in found).most_common())
     table(
-        [(e.says, "; ".join(e.stated), e.recomputed, e.verdict, e.correction) for e in found],
-        ("What the text says", "Figure", "Recomputed", "Verdict", "Read instead"),
+        [(e.says, "; ".join(e.stated), e.recomputed or f"source: {e.basis}", e.verdict, e.correction) for e in found],
+        ("What the text says", "Figure", "Recomputed, or source", "Verdict", "Read instead"),
         caption=f"Claims of section {chapter}: {counted}.",
     )
 

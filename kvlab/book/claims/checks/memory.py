@@ -131,7 +131,7 @@ def slots_kept(model: str, context: int, drafts: int, accepted: int) -> Value:
     manager.truncate("r", context + 1 + accepted)
     number = len(manager.block_table("r")) - context
     text = f"{number} slot{'s' * (number > 1)} kept of {during} written, {drafts} drafted, {accepted} accepted"
-    return Value(number, text, brief=f"{number} kept of {during}")
+    return Value(number, text, brief=f"{number} slot{'s' * (number > 1)} kept of {during} written")
 
 
 @check

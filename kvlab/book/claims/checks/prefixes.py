@@ -30,7 +30,11 @@ def pages_found(
         manager.free("first")
     found = manager.match(Request("second", prompts[1], SamplingParams(temperature=temperature))).tokens
     number = found // block_size
-    return Value(number, f"{number} of {tokens // block_size} pages of {block_size} tokens found")
+    hot = f", temperature {temperature:g}" if temperature else ""
+    return Value(
+        number, f"{number} of {tokens // block_size} pages of {block_size} tokens found",
+        brief=f"{number} of {tokens // block_size} pages found ({shared} equal tokens{hot})",
+    )  # fmt: skip
 
 
 @check
@@ -53,6 +57,8 @@ def workload_hit_rate(workload: str, change: str = "nothing", design: str = "has
     hits, queries = _reuse(workload, change, design, tuple(sorted(parameters.items())))
     what = ", ".join([*(f"{k} {v}" for k, v in parameters.items()), *([change] if change != "nothing" else [])])
     shown = f"{100 * hits / queries:,.1f} %"
+    apart = ", ".join([*([change] if change != "nothing" else []), *(["tree"] if design == "radix" else [])])
     return Value(
-        hits / queries, f"{workload}{f' ({what})' if what else ''}: {shown} of {queries:,} tokens", brief=shown
-    )
+        hits / queries, f"{workload}{f' ({what})' if what else ''}: {shown} of {queries:,} tokens",
+        brief=f"{shown} ({apart or 'hashed pages'})",
+    )  # fmt: skip

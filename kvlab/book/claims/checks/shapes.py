@@ -65,7 +65,8 @@ def sequence_bytes(
     number, other = (spec.bytes_at(n) * sequences for n in (exact, decimal))
     times = f"{sequences} x " if sequences > 1 else ""
     also = f"; {gb(other)} at {times}{decimal:,}" if decimal != exact else ""
-    text = f"{number:,} B = {gb(number)} = {gib(number)} ({times}{exact:,} tokens{also})"
+    size = f"{gb(number)} = {gib(number)}" if number >= 10**8 else human_bytes(number)
+    text = f"{number:,} B = {size} ({times}{exact:,} tokens{also})"
     return Value(number, text, (other,), gb(number))
 
 
