@@ -75,10 +75,10 @@ def system_prompt(*, system: int = 1024, users: int = 100, question: int = 60, o
 
 
 def rag(*, requests: int = 60, passages: int = 400, retrieved: int = 8, passage: int = 1024, system: int = 200,
-        question: int = 60, output: int = 128, skew: float = 1.0, seed: int = 0):  # fmt: skip
+        question: int = 60, output: int = 128, skew: float = 1.0, seed: int = 0, popular_first: bool = False):  # fmt: skip
     """Questions behind `retrieved` passages, the most popular ones more often, in the order of their scores.
 
-    `skew`: passage number i is drawn in proportion to 1 / i ** skew.
+    `skew`: passage number i is drawn in proportion to 1 / i ** skew. `popular_first`: in the order of their numbers.
     """
     text = _Text(seed)
     start, library = text.tokens(system), [text.tokens(passage) for _ in range(passages)]
@@ -86,7 +86,8 @@ def rag(*, requests: int = 60, passages: int = 400, retrieved: int = 8, passage:
     turns = []
     for user in range(requests):
         found = dict.fromkeys(text.rng.choices(range(passages), weights, k=4 * retrieved))
-        chosen = [token for i in list(found)[:retrieved] for token in library[i]]
+        order = list(found)[:retrieved]
+        chosen = [token for i in (sorted(order) if popular_first else order) for token in library[i]]
         turns.append(Turn((*start, *chosen, *text.tokens(text.around(question))), output, user))
     return Workload("RAG", tuple(turns), _parameters(locals()))
 

@@ -97,3 +97,11 @@ def test_a_small_pool_finds_less(design):
     assert few.hits < whole.hits and few.evicted and few.peak_pages <= 14
     with pytest.raises(ValueError, match="does not fit"):
         replay(workload, MODEL, PrefixOptions(design), 5)
+
+
+def test_passages_in_a_fixed_order_are_found_more_often():
+    asked = {"requests": 40, "passages": 10, "retrieved": 3, "passage": 48, "system": 32, "question": 10, "skew": 1.0}
+    by_score, by_number = (WORKLOADS["RAG"](**asked, popular_first=fixed) for fixed in (False, True))
+    assert [sorted(t.prompt) for t in by_number.turns] == [sorted(t.prompt) for t in by_score.turns]
+    hits = [replay(load, MODEL, PrefixOptions()).hits for load in (by_score, by_number)]
+    assert hits == [by_hand(by_score), by_hand(by_number)] and hits[0] < hits[1]
