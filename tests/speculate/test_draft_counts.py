@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from conftest_engine import Tiny
 
 from kvlab.book.results import load_result
-from kvlab.lab.speculation import METHODS, fitted
-from kvlab.speculate import SpeculationOptions
+from kvlab.engine import Engine, SamplingParams
+from kvlab.lab.speculation import METHODS, fitted, pages_by_step
+from kvlab.speculate import Draft, SpeculationOptions
 from kvlab.speculate.adapt import Acceptance, best_count, expected_tokens, fit_cost, rate_of, speed
+from kvlab.speculate.draft import Stateless
 
 
 def by_outcomes(rate: float, count: int) -> float:
@@ -72,3 +75,33 @@ def test_the_two_numbers_name_a_count_that_the_record_bears_out():
         assert speeds[near] > 0.85 * max(speeds.values()), (method, text, found)
     with pytest.raises(ValueError, match="two different"):
         fitted(settings, "none", "questions")
+
+
+def test_pages_of_a_step_are_those_of_its_tokens_and_drafts():
+    """Within a step with k drafts the pages of k more tokens, after it those of the tokens known by then."""
+    tiny, k, page = Tiny("full"), 6, 4
+    params = SamplingParams(9, ignore_eos=True)
+    prompt = [(5 * i + 2) % 61 for i in range(10)]
+
+    def steps(speculation):
+        return pages_by_step(
+            Engine(tiny.model(), num_blocks=40, block_size=page, speculation=speculation), prompt, params
+        )
+
+    plain = steps(None)
+    assert plain == [(n, -(-n // page), -(-n // page) if n < 18 else 0) for n in range(11, 19)]
+    [answer] = Engine(tiny.model(), num_blocks=40, block_size=page).generate([prompt], params)
+    wrong = SpeculationOptions(lambda engine: Wrong([*prompt, *answer.token_ids]), k=k)
+    # all drafts are wrong, and at the end there is room for fewer: the last token is never computed
+    expected = [(n, -(-min(n + k, 18) // page), -(-(n + 1) // page) if n < 18 else 0) for n in range(11, 19)]
+    assert steps(wrong) == expected
+
+
+class Wrong(Stateless):
+    """Drafts what does not follow."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def propose(self, requests, counts):
+        return [Draft(((self.tokens[len(r.tokens)] + 1) % 61,) * n) for r, n in zip(requests, counts, strict=True)]
