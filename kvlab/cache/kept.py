@@ -43,8 +43,15 @@ class KeptStates:
         return dict(zip(self.pools, kept[-1][1], strict=True)) if kept and kept[-1][0] == tokens else {}
 
     def extra_pages(self, request_id: str, tokens: int) -> int:
-        """Pages of each state group that keeping the state after `tokens` tokens takes beyond what is held."""
-        return 0 if self._is_kept(request_id, tokens) or self._is_full(request_id) else 1
+        """Pages of each state group that keeping the state after `tokens` tokens takes beyond what is held.
+
+        None where the oldest state makes way, unless a copy on its way down still reads that: its page stays.
+        """
+        if self._is_kept(request_id, tokens):
+            return 0
+        oldest = self._kept[request_id][0][1] if self._is_full(request_id) else ()
+        alone = [pool.references[page] == 1 for pool, page in zip(self.pools.values(), oldest, strict=False)]
+        return 0 if alone and all(alone) else 1
 
     def take(self, request_id: str, tokens: int) -> None:
         """Takes a page of each state group for the state after `tokens` tokens; the oldest goes when none more may be.

@@ -165,6 +165,26 @@ def test_a_copy_that_has_no_page_fails_the_whole_allocation():
     manager.check_invariants()
 
 
+def test_a_copy_makes_no_room_for_the_next_while_it_is_read_on_its_way_down():
+    """The oldest of two states goes back when a third is kept, but its page is not free: a copy to the tier below holds
+    it, and nobody is promised that page."""
+    policy = RollbackPolicy(checkpoint_tokens=4, checkpoints_kept=2)
+    manager = manager_of(FULL, STATE, num_blocks=4, block_size=16, rollback=policy)
+    for length in (4, 8):
+        assert manager.allocate("a", length, True)
+        manager.advance("a", length)
+    [state] = manager.kept.pools
+    page = next(manager.kept.pages("a"))
+    assert page[0] == state and manager.pools[state].num_free == 0
+    manager.pins.pin([page])
+    assert manager.missing("a", 12, True) == 1 and not manager.allocate("a", 12, True)
+    assert manager.kept.lengths("a") == [4, 8]
+    manager.check_invariants()
+    manager.pins.unpin([page])
+    assert manager.allocate("a", 12, True) and manager.kept.lengths("a") == [8, 12]
+    manager.check_invariants()
+
+
 @pytest.mark.parametrize("every", [1, 3, 4])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_promised_step_back_is_always_possible(every, seed):

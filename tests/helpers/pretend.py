@@ -13,7 +13,7 @@ from kvlab.cache.pool import NULL_BLOCK
 from kvlab.specs.pages import table_pages
 
 Contents = dict[int, Any]
-"""offset -> note; of a state, 0 -> the note of all its tokens."""
+"""offset -> note; of a state, 0 -> all its tokens."""
 
 
 class Memory:
@@ -67,9 +67,12 @@ class Memory:
             self.pages.setdefault((g, table[i // per_page]), {})[i % per_page] = note
 
     def _step_state(self, g, table, tokens, start: int) -> None:
-        before = self.pages.get((g, table[0]), {}).get(0)
-        assert not start or before == hash(tuple(tokens[:start])), f"group {g}: the state is another sequence's"
-        self.pages[g, table[0]] = {0: hash(tuple(tokens))}
+        before = self.pages.get((g, table[0]), {}).get(0, ())
+        # inputs of a window that is open can be forgotten, whatever else a state has seen cannot
+        earliest = max(part.earliest(len(before)) for part in self.cache.groups[g].parts)
+        assert not start or before[:start] == tuple(tokens[:start]), f"group {g}: the state is another sequence's"
+        assert not start or len(before) == start or earliest <= start, f"group {g}: the state has seen what was cut off"
+        self.pages[g, table[0]] = {0: tuple(tokens)}
 
     def copy_pages(self, copies) -> None:
         """Makes pages copies of others, as the storage does."""
