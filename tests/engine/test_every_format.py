@@ -6,6 +6,7 @@ how tokens were cut into steps, who shared them, or that a request was put back 
 
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -178,18 +179,27 @@ def test_predicted_is_allocated_for_every_kind(kv_dtype):
         assert sum(found.values()) == 5 * sum(planned), name
 
 
+def beginning():
+    return [(7 * i * i + 3) % kind("full").vocab for i in range(24)]
+
+
+@cache
+def tokens_alone(kv_dtype, length):
+    """What the first `length` tokens get in an engine of their own; the same in every test, with `small_groups`."""
+    calm = Engine(kind("full").model, kv_dtype=kv_dtype, num_blocks=60, block_size=4)
+    return calm.generate([beginning()[:length]], PARAMS)[0].token_ids
+
+
 @pytest.mark.parametrize("first", [5, 9, 12])
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("kv_dtype", GROUPED)
 def test_a_page_whose_groups_are_open_takes_no_other_ones_place(kv_dtype, design, first, small_groups):
     """Two begin alike in one step. The shorter's pages are cached with groups that it does not come to close; the longer
     has closed its own, and a third finds what there is."""
-    tiny = kind("full")
-    ids = [(7 * i * i + 3) % tiny.vocab for i in range(24)]
+    tiny, ids = kind("full"), beginning()
     prompts = [ids[:first], ids[:20], ids]
     one = SamplingParams(1, ignore_eos=True)
-    calm = Engine(tiny.model, kv_dtype=kv_dtype, num_blocks=60, block_size=4)
-    wanted = [calm.generate([prompt], PARAMS)[0].token_ids for prompt in prompts]
+    wanted = [tokens_alone(kv_dtype, len(prompt)) for prompt in prompts]
     engine = Engine(
         tiny.model, kv_dtype=kv_dtype, check=True, num_blocks=60, block_size=4, prefix=PrefixOptions(design)
     )
