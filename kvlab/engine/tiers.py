@@ -35,7 +35,8 @@ class TierOptions:
             page end of prompts, junctions, every `checkpoint_tokens`), whether or not there is a prefix cache. Written,
             flushed and read in a thread of its own; `Engine.close` waits for it.
         disk_bytes: of all its page files, those of other models included, which are the first to go.
-        save_prefixes: whether requests that end leave their pages for later ones.
+        save_prefixes: whether requests leave their pages for later ones. With windows, chunks or states that takes a step
+            more for each prompt longer than a page: it is computed up to its checkpoint, then to its end.
         park_dtype: preempted requests wait in this storage format, in a pool of host_bytes on the model's own device
             instead of in host memory: keys and values, latents, entries and index keys row by row, states as they are.
             A rule as of `kv_dtype`, of formats of rows. Lossy: their tokens may change. Nothing is saved then.

@@ -7,16 +7,19 @@ import random
 
 import pytest
 from kinds import KINDS, kind
-from test_tiers import HOST, engine_of, prompt_of, run
+from late_copies import LateCopier
+from test_tiers import HOST, engine_of, plain, prompt_of, run
 from test_tiers_at_rest import late_engine
 
 from kvlab.cache.prefix import PrefixOptions
 from kvlab.cache.prefix.rules import unit_tokens
 from kvlab.engine import SamplingParams
+from kvlab.engine.kv_formats import kv_formats
 from kvlab.engine.tiers import TierOptions
 from kvlab.plan.policies import default_block_size
 from kvlab.specs.layout import group_parts
 
+__all__ = ["plain"]
 SHORT = SamplingParams(2, ignore_eos=True)
 
 
@@ -120,3 +123,17 @@ def test_pages_that_several_checkpoints_need_lie_there_once(tmp_path):
     # a full page for each unit and the one that is begun, a state for each length
     assert [event.pages for event in engine.events.of("save")] == [2, 2, 2, 2, 2, 2]
     assert engine.tiers.saved.disk.num_files == 2 * 6 + 6
+
+
+def test_groups_that_close_go_on_from_a_checkpoint_although_its_copy_came_late(tmp_path, plain):
+    """The last groups of its pages are open there, and the one who wrote them closes them before the copy is made."""
+    model = kind("full")
+    size = default_block_size(kv_formats(model.model, "kivi2")[1], 8)
+    options = {"kv_dtype": "kivi2", "block_size": size, "max_batched_tokens": 200}
+    first = engine_of(model, **options, tiers=TierOptions(HOST, tmp_path, 1 << 22))
+    first.tiers.copier = LateCopier(first.tiers.copier)
+    text, long = prompt_of(model, 2 * size), SamplingParams(12, ignore_eos=True)
+    first.generate([[*text, 1]], long)
+    again = [*text, 2, 9]
+    said, loaded = run(engine_of(model, **options, tiers=TierOptions(HOST, tmp_path, 1 << 22)), again, long)
+    assert loaded == 2 * size and said == run(engine_of(model, **options), again, long)[0]

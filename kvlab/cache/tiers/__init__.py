@@ -1,7 +1,7 @@
 """Tiers below the pool: host memory, and a directory on disk below it. Bookkeeping only, standard library only.
 
-Two things move down: the pages of a request that was preempted ("parked"), and those of a request that ended, which a
-later one may begin with ("saved"). They come back bit for bit, whatever their format: a page is bytes.
+Two things move down: the pages of a request that was preempted ("parked"), and those that a later request may begin
+with ("saved"), at a request's end and at checkpoints on its way. They come back bit for bit: a page is bytes.
 
     slots.py     places for pages in host memory
     snapshot.py  which pages a request holds, so that it can be rebuilt
@@ -11,6 +11,7 @@ later one may begin with ("saved"). They come back bit for bit, whatever their f
     ends.py      lengths of sequences that are saved whole, for windows and states
     marks.py     at which lengths that is
     finding.py   which saved pages a request can begin with
+    lookups.py   what was found for waiting requests, while it is read from disk
     tiers.py     parks, saves, finds and loads; pins what a copy under way reads or writes
 """
 
