@@ -36,8 +36,9 @@ class BlockPool:
     def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks {num_blocks}: must be at least 2, the null block and one that holds tokens")
-        order = range(1, num_blocks) if order is None else order
-        if sorted(order) != list(range(1, num_blocks)):
+        if order is None:
+            order = range(1, num_blocks)
+        elif sorted(order) != list(range(1, num_blocks)):
             raise ValueError(f"order: must hold every block id from 1 to {num_blocks - 1} once")
         self.num_blocks = num_blocks
         self.references = [0] * num_blocks

@@ -46,6 +46,12 @@ def one_line(error: Exception) -> str:
     return " ".join(line.strip() for line in str(error).splitlines())
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, or torch on any device, found no memory (torch's own exception is a RuntimeError with that text)."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "can't allocate memory" in said or "out of memory" in said
+
+
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {about}" for name, about in COMMANDS.items()]
@@ -91,4 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, OSError) as error:
         print(f"kvlab: {one_line(error)}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"kvlab: {name}: this takes more memory than the machine gives; ask for less", file=sys.stderr)
         return 2

@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: not a config, or an architecture the engine does not run (exit code 2).
     """
+    if not 0 <= args.seed < 2**63:
+        raise ValueError(f"--seed {args.seed}: must be at least 0 and below 2**63")
     config = _read(Path(args.config))
     from kvlab.models.facts import ModelConfig
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlab.cache.tiers import HostSlots, Tiers
+from kvlab.engine.sizing import total_memory
 from kvlab.engine.tiers_compress import compressing_tiers
 from kvlab.engine.tiers_disk import DiskStore
 from kvlab.engine.tiers_disk_worker import DiskWorker, settled
 from kvlab.engine.tiers_memory import HostMemory
 from kvlab.plan.timing import attention_operations
 from kvlab.schedule.policy import SwapCosts
-from kvlab.specs.units import parse_bytes
+from kvlab.specs.units import human_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from kvlab.engine.engine import Engine
@@ -73,6 +74,9 @@ def build_tiers(engine: Engine, options: TierOptions | None) -> Tiers | None:
     """The tiers of an engine whose cache and storage are there; None without options."""
     if options is None:
         return None
+    device = engine.model.device if options.park_dtype is not None else torch.device("cpu")
+    if options.host_bytes > (there := total_memory(device)):
+        raise ValueError(f"host_bytes {options.host_bytes}: {device} has {human_bytes(there)} of memory")
     if options.park_dtype is not None:
         return compressing_tiers(engine, options.park_dtype, options.host_bytes)
     slots = HostSlots(engine.layout, options.host_bytes)

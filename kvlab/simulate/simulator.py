@@ -202,17 +202,23 @@ class Simulator:
         """Units of the pool that fit beside the weights, null unit included; never more than everybody could fill."""
         if len(self.layout.buffers) > 1:
             raise ValueError("pools 'per_kind': must be unified or sectors where layers are of several kinds")
-        if self.options.num_blocks:
-            return (self.options.num_blocks,)
         memory, unit, own = self.plan.memory, self.layout.unit_bytes[0], self.options.kv_bytes
+        if asked := self.options.num_blocks:
+            if asked * unit > memory.memory_bytes:
+                raise ValueError(
+                    f"num_blocks {asked}: takes {human_bytes(asked * unit)} of each GPU, which has "
+                    f"{human_bytes(memory.memory_bytes)}"
+                )
+            return (asked,)
         blocks = (memory.free_bytes if own is None else own) // unit
         if blocks < 2 and own is not None:
             raise ValueError(f"kv_bytes {own}: must hold 2 pages of {human_bytes(unit)}")
         if blocks < 2:
             raise ValueError(
-                f"gpu {self.plan.options.gpu}: weights take {human_bytes(memory.weights_bytes)} of "
-                f"{human_bytes(memory.usable_bytes)} usable and leave no room for a cache; use more GPUs (--tp) or fewer "
-                f"bits (--weight-dtype)"
+                f"gpu {self.plan.options.gpu}: weights of {human_bytes(memory.weights_bytes)} and a reserve of "
+                f"{human_bytes(memory.reserve_bytes)} leave {human_bytes(max(0, memory.free_bytes))} of "
+                f"{human_bytes(memory.usable_bytes)} usable, no room for a cache of 2 pages of {human_bytes(unit)}; use more "
+                f"GPUs (--tp), fewer bits (--weight-dtype), a smaller reserve or smaller pages"
             )
         return (blocks,)
 

@@ -41,6 +41,7 @@ ENGINE = {
     "--kv-bytes 1": "kv_bytes 1", "--max-model-len 0": "--max-model-len '0'", "--max-model-len 1M": "max_model_len 1048576",
     "--max-num-seqs 0": "max_num_seqs 0", "--max-batched-tokens 0": "max_batched_tokens 0", "--order what": "--order",
     "--preempt swap": "--host-bytes", "--host-bytes x": "host_bytes", "--host-bytes 1": "must hold a unit",
+    "--host-bytes 999999GiB": "cpu has",
     "--host-bytes 1MiB --disk-dir {folder}/binary --disk-bytes 1MiB": "is not a directory",
     "--model {folder}/none": "no such directory", "--model {folder}": "config.json", "--kv-dtype kivi2 --block-size 16":
     "must be a multiple of 32",

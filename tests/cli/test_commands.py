@@ -47,6 +47,30 @@ def test_wrong_model_is_one_line_on_stderr(capsys) -> None:
     assert said.out == "" and said.err.startswith("kvlab: ") and said.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: 2 TB"),
+        RuntimeError("CUDA out of memory"),
+    ],
+)
+def test_too_little_memory_is_one_line_on_stderr(error, monkeypatch, capsys) -> None:
+    from kvlab.cli import doctor
+
+    monkeypatch.setattr(doctor, "run", lambda args: (_ for _ in ()).throw(error))
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "kvlab: doctor: this takes more memory than the machine gives; ask for less\n"
+
+
+def test_a_fault_of_our_own_keeps_its_traceback(monkeypatch) -> None:
+    from kvlab.cli import doctor
+
+    monkeypatch.setattr(doctor, "run", lambda args: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        main(["doctor"])
+
+
 def test_python_m_kvlab_is_kvlab() -> None:
     done = subprocess.run([sys.executable, "-m", "kvlab", "--version"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith("kvlab 0.")

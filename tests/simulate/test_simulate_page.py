@@ -58,7 +58,7 @@ def test_it_says_how_far_it_is_and_ends_early_when_told_to() -> None:
         ({"trace": 3}, "trace: must be text"),
         ({"trace": "hello"}, "the trace, row 1"),
         ({"trace": CSV + "7,x"}, "num_decode_tokens 'x' must be a number"),
-        ({"model": "deepseek-v3", "tp": 1, "trace": CSV}, "leave no room for a cache"),
+        ({"model": "deepseek-v3", "tp": 1, "trace": CSV}, "no room for a cache"),
     ],
 )
 def test_what_cannot_be_is_named(params: dict, error: str) -> None:

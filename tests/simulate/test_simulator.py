@@ -171,10 +171,12 @@ def test_progress_is_told_and_may_stop_the_run():
 @pytest.mark.parametrize(
     ("model", "options", "error"),
     [
-        ("llama-3.1-70b", {"gpu": "h200"}, "leave no room for a cache; use more GPUs"),
+        ("llama-3.1-70b", {"gpu": "h200"}, "no room for a cache of 2 pages of .*; use more GPUs"),
         ("llama-3.1-8b", {"gpu": "h200", "pp": 2}, "pp 2, cp 1: must be 1"),
         ("llama-3.1-8b", {"prefix": "tree"}, "prefix 'tree': must be one of hash, radix, off"),
         ("llama-3.1-8b", {"num_blocks": 1}, "num_blocks 1: must be at least 2"),
+        ("llama-3.1-8b", {"num_blocks": 10**14}, "num_blocks 100000000000000: takes .* of each GPU, which has "),
+        ("llama-3.1-8b", {"gpu": "h200", "reserve": "900GiB"}, "a reserve of 900.00 GiB leave 0 B of"),
         ("llama-3.1-8b", {"max_model_len": "1M"}, "max_model_len 1048576: the model was made for at most 131072"),
         ("no-such-model", {}, "no-such-model"),
         ("llama-3.1-8b", {"colour": 1}, "option 'colour'"),
