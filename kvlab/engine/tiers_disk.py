@@ -14,6 +14,7 @@ looked through again at every 64th part of the cap written.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import time
 from collections import Counter, deque
@@ -30,6 +31,7 @@ STALE_S = 3600.0
 """Seconds after which no write is under way any more, whoever's process id it carries."""
 # names of the files that this process is writing now
 _WRITING: set[str] = set()
+_NUMBER = itertools.count()
 
 
 class DiskStore:
@@ -134,7 +136,8 @@ class DiskStore:
         size = len(header) + len(text) + len(payload) + SUM_BYTES
         if name in self.known:
             return True
-        unfinished = self.directory / f"{name.hex()}.{os.getpid()}{UNFINISHED}"
+        # two engines of one process may be writing the same page
+        unfinished = self.directory / f"{name.hex()}.{os.getpid()}.{next(_NUMBER)}{UNFINISHED}"
         _WRITING.add(unfinished.name)
         renamed = False
         try:

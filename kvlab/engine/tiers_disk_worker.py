@@ -2,7 +2,7 @@
 
 The engine's thread waits for none of it but in four places: when more bytes wait to be written than may, when every
 request waits for a read, when pages are expelled, and in `drain`. What it knows of the directory is what the worker has
-told it, and it takes that over in `poll` alone: a file counts from the moment on at which its write was told to have
+told it, which it takes over in these and in `poll`: a file counts from the moment on at which its write was told to have
 ended, not from when it was asked for.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 MAX_WAITING = 256 << 20
 """Bytes of pages that may wait to be written."""
-# the last job of each directory: whoever opens one anew in this process waits for it
-_LAST: dict[Path, Future] = {}
+# the last job of each worker of a directory: whoever opens one anew in this process waits for them
+_LAST: dict[Path, dict[int, Future]] = {}
 
 
 @dataclass(eq=False)
@@ -41,32 +41,32 @@ class DiskWorker:
     """A `kvlab.cache.tiers.saved.Disk` that works in a thread of its own.
 
     Args:
-        store: what does the work (`kvlab.engine.tiers_disk.DiskStore`); only the worker touches it from now on.
+        store: what does the work (`kvlab.engine.tiers_disk.DiskStore`); only the thread touches it from now on.
         max_waiting: bytes of pages that may wait to be written; who brings more waits until some of them are.
         pool: where jobs run, one after the other; None: a thread that ends with this object or the process, once all
             that was asked is done.
 
     Attributes:
         gone: pages of decisions that nobody has told yet, as the store's.
+        failures: what went wrong, the newest 100, newest last.
     """
 
     def __init__(self, store: Any, max_waiting: int = MAX_WAITING, pool: Executor | None = None) -> None:
         self.store, self.max_waiting, self.pool = store, max_waiting, pool
+        self._directory = store.directory.resolve()
         self.gone: Counter[tuple[str, str]] = Counter(store.gone)
         store.gone.clear()
+        self.failures: deque[str] = deque(store.failures, 100)
+        store.failures.clear()
         self._names = {name: "" for name in store.known} | dict(store.notes())
         self._jobs: deque[Job] = deque()
         self._waiting_bytes = 0
-        # files on their way, and names that are not to be found whatever the worker tells of earlier jobs
-        self._coming: Counter[bytes] = Counter()
+        # the last writing or deleting that was asked for each name and has not ended, and names that are not to be found
+        # whatever the worker tells of earlier jobs
+        self._latest: dict[bytes, Job] = {}
         self._leaving: Counter[bytes] = Counter()
         # in order of use, told to the worker with the next job
         self._touched: dict[bytes, None] = {}
-
-    @property
-    def failures(self) -> deque[str]:
-        """What went wrong, the newest 100, newest last."""
-        return self.store.failures
 
     @property
     def num_files(self) -> int:
@@ -83,7 +83,7 @@ class DiskWorker:
 
     def is_coming(self, name: bytes) -> bool:
         """Whether a file of that name is being written, or waits for that."""
-        return name in self._coming and name not in self._leaving
+        return name in self._latest and bool(self._latest[name].writes)
 
     def touch(self, name: bytes) -> None:
         """The file of that name, if one is known, is the last to go from now on."""
@@ -98,7 +98,6 @@ class DiskWorker:
         held = len(payload) + len(note)
         while self._jobs and self._waiting_bytes + held > self.max_waiting:
             self.wait(self._jobs[0])
-        self._coming[name] += 1
         own = bytes(payload)
         self._ask(lambda: self.store.write(name, memoryview(own), note), held, name)
 
@@ -142,7 +141,7 @@ class DiskWorker:
     def close(self) -> None:
         """Returns once all that was asked is done and the thread has ended. Whoever asks again gets a new one."""
         self.drain()
-        _LAST.pop(self.store.directory.absolute(), None)
+        _LAST.get(self._directory, {}).pop(id(self), None)
         if isinstance(self.pool, ThreadPoolExecutor):
             self.pool.shutdown()
             self.pool = None
@@ -158,9 +157,10 @@ class DiskWorker:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(1, "kvlab-disk")
         touched, self._touched = list(self._touched), {}
-        future = self.pool.submit(_done, self.store, touched, work)
-        _LAST[self.store.directory.absolute()] = future
+        future = self.pool.submit(_done, self.store, touched, work, bool(writes))
+        _LAST.setdefault(self._directory, {})[id(self)] = future
         job = Job(future, num_bytes, writes, leaves)
+        self._latest |= dict.fromkeys((writes,) if writes else leaves, job)
         self._jobs.append(job)
         self._waiting_bytes += num_bytes
         return job
@@ -168,36 +168,36 @@ class DiskWorker:
     def _settle(self) -> None:
         """Waits for the first job, and takes over what the worker told of it."""
         job = self._jobs[0]
-        done, changes, gone = job.future.result()
+        done, changes, gone, failures = job.future.result()
         self._jobs.popleft()
         job.ok = bool(done)
         self._waiting_bytes -= job.num_bytes
-        if job.writes:
-            _take_one(self._coming, job.writes)
+        for name in (job.writes, *job.leaves):
+            if self._latest.get(name) is job:
+                del self._latest[name]
         self.gone.update(gone)
+        self.failures += failures
         for name, note in changes:
             if note is None:
                 self._names.pop(name, None)
             elif name not in self._leaving:
                 self._names[name] = note
         for name in job.leaves:
-            _take_one(self._leaving, name)
-
-
-def _take_one(counted: Counter[bytes], name: bytes) -> None:
-    counted[name] -= 1
-    if not counted[name]:
-        del counted[name]
+            self._leaving[name] -= 1
+            if not self._leaving[name]:
+                del self._leaving[name]
 
 
 def settled(directory: str | Path) -> None:
     """Returns once all that this process was asked to do in that directory so far is done."""
-    if last := _LAST.pop(Path(directory).absolute(), None):
+    for last in list(_LAST.get(Path(directory).resolve(), {}).values()):
         last.result()
 
 
-def _done(store: Any, touched: list[bytes], work: Callable[[], Any]) -> tuple[Any, list, Counter]:
-    """In the worker: what `work` returned, the files that came and went, the decisions to tell."""
+def _done(
+    store: Any, touched: list[bytes], work: Callable[[], Any], writes: bool
+) -> tuple[Any, list, Counter, list[str]]:
+    """In the thread: what `work` returned, the files that came and went, the decisions to tell, what went wrong."""
     changes: list[tuple[bytes, str | None]] = []
     store.known.on_change = lambda name, note: changes.append((name, note))
     for name in touched:
@@ -206,6 +206,13 @@ def _done(store: Any, touched: list[bytes], work: Callable[[], Any]) -> tuple[An
         done = work()
     except Exception as error:
         # whatever it is, the engine goes on without the file
-        done = store.fail(f"{type(error).__name__}: {error}")
+        done = False
+        what = f"{type(error).__name__}: {error}"
+        if writes:
+            store.fail(what)
+        else:
+            store.failures.append(what)
     gone, store.gone = store.gone, Counter()
-    return done, changes, gone
+    failures = list(store.failures)
+    store.failures.clear()
+    return done, changes, gone, failures

@@ -50,6 +50,8 @@ class Admission:
             return "its pages are still being read on their way down"
         known = {"hit": hit} if hit else {}
         if not scheduler.cache.has_room(len(request.tokens), spare=running, **known):
+            if scheduler.tiers:
+                scheduler.tiers.lookups.rest(request.request_id)
             return f"{len(request.tokens)} tokens and a page for each running request do not fit now"
         tiers = scheduler.tiers
         if tiers and not tiers.parked(request.request_id) and tiers.lookups.start(request, self._tokens(hit)):

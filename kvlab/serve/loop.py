@@ -23,6 +23,8 @@ from kvlab.schedule import Event, Request, SparedTokens
 
 log = logging.getLogger("kvlab.serve")
 
+CLOSING_SECONDS = 30.0
+
 
 @dataclass(frozen=True)
 class Job:
@@ -134,6 +136,7 @@ class EngineLoop:
         self._stopping = False
         # jobs handed in and not ended, counted by the asyncio side's calls and the thread's answers
         self._count, self._lock = 0, threading.Lock()
+        self._at_rest = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvlab-engine", daemon=True)
         engine.events.subscribe(self._hear)
 
@@ -153,16 +156,18 @@ class EngineLoop:
         return self
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Aborts what is alive and ends the thread.
+        """Aborts what is alive and ends the thread; a disk gets CLOSING_SECONDS more for what was saved.
 
         Raises:
             RuntimeError: a step took longer than `timeout` seconds.
         """
         if self._thread.is_alive():
             self.call(self._stop)
-            self._thread.join(timeout)
-            if self._thread.is_alive():
+            if not self._at_rest.wait(timeout):
                 raise RuntimeError(f"the engine's thread did not end within {timeout} s")
+            self._thread.join(CLOSING_SECONDS)
+            if self._thread.is_alive():
+                log.warning("not all that was saved reached the disk in time; it is computed again when needed")
 
     def drop(self, reason: str) -> None:
         """Ends every completion under way; whoever waits for it is told the reason."""
@@ -219,8 +224,15 @@ class EngineLoop:
             self.failure = error
         finally:
             self._end_all()
-            # what was saved reaches the disk
+            self._at_rest.set()
+            self._close_engine()
+
+    def _close_engine(self) -> None:
+        """What was saved reaches the disk; a failure there, or on a device that is in error, ends nothing else."""
+        try:
             self.engine.close()
+        except Exception:
+            log.exception("what was saved did not all reach the disk")
 
     def _take_calls(self, wait: bool) -> None:
         try:

@@ -69,6 +69,69 @@ def test_what_is_forgotten_while_it_is_written_is_not_found_and_what_is_written_
     assert not list(tmp_path.iterdir()) and not disk.num_files and not disk.has(NEXT)
 
 
+def test_the_last_thing_asked_of_a_name_is_what_becomes_of_it(tmp_path):
+    disk = late(tmp_path)
+    disk.write(NAME, memoryview(PAYLOAD))
+    disk.drain()
+    for asked in (disk.forget, lambda name: disk.write(name, memoryview(PAYLOAD)), disk.forget):
+        asked(NAME)
+    disk.drain()
+    assert (disk.has(NAME), disk.is_coming(NAME), list(tmp_path.iterdir())) == (False, False, [])
+    disk.forget(NAME)
+    disk.write(NAME, memoryview(PAYLOAD))
+    assert disk.is_coming(NAME)
+    disk.write(NAME, memoryview(PAYLOAD))
+    assert len(disk._jobs) == 1
+    disk.drain()
+    assert read(disk) == PAYLOAD
+
+
+def test_two_engines_of_one_process_write_the_same_page_at_once(tmp_path):
+    """One is in the middle of its file when the other begins, writes all of its own, and ends."""
+    first, second = store(tmp_path), store(tmp_path)
+    stages = []
+
+    def on_stage(name):
+        stages.append(name)
+        if name == "written":
+            first.on_stage = lambda name: None
+            assert second.write(NAME, memoryview(PAYLOAD))
+
+    first.on_stage = on_stage
+    assert first.write(NAME, memoryview(PAYLOAD)) and "written" in stages
+    assert [p.name for p in tmp_path.iterdir()] == [first.known.path(NAME).name]
+    into = bytearray(999)
+    assert first.read(NAME, memoryview(into)) and into == PAYLOAD and not first.failures
+
+
+def test_all_workers_of_a_directory_are_waited_for_under_any_name_of_it(tmp_path):
+    folder, link = tmp_path / "pages", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    begun, hold = threading.Event(), threading.Event()
+    slow, quick = DiskWorker(store(folder)), DiskWorker(store(link))
+    slow.store.on_stage = lambda stage: (begun.set(), hold.wait(10))
+    slow.write(NAME, memoryview(PAYLOAD))
+    assert begun.wait(10)
+    quick.write(NEXT, memoryview(PAYLOAD))
+    quick.close()
+    threading.Timer(0.05, hold.set).start()
+    settled(link)
+    assert {NAME, NEXT} <= set(store(folder).known) and hold.is_set()
+
+
+def test_a_page_that_cannot_be_read_for_any_reason_is_not_read_for_ever(tmp_path, monkeypatch):
+    """The store forgets what is damaged; a read that fails for another reason must end the search too."""
+    model, options = kind("full"), {"tiers": TierOptions(HOST, tmp_path, 10**7)}
+    prompt, engine = prompt_of(model, 40), engine_of(model, **options)
+    tokens, _ = run(engine, prompt)
+    engine.close()
+    monkeypatch.setattr(DiskStore, "read", lambda self, name, into: (_ for _ in ()).throw(MemoryError("none left")))
+    again = engine_of(model, **options)
+    assert run(again, prompt) == (tokens, 0)
+    assert again.events.of("lost") and "MemoryError: none left" in again.tiers.saved.disk.failures
+
+
 def test_no_more_bytes_wait_than_may(tmp_path):
     """Whoever brings more waits for as many writes as it takes; a page larger than all of it is written by itself."""
     disk = late(tmp_path, max_waiting=2500)

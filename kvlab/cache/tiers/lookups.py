@@ -50,6 +50,13 @@ class LookUps:
         if found:
             self.saved.unpin(found.entries)
 
+    def rest(self, request_id: str) -> None:
+        """Lets go of what was found for a request that cannot run yet, unless it is still being read: others need the
+        memory meanwhile, and what is still there is found again."""
+        _, found = self._found.get(request_id, (0, None))
+        if not (found and found.reading):
+            self.let_go(request_id)
+
     def _tell(self, found: Found | None) -> None:
         for g, group in enumerate(self.finder.cache.groups):
             bad = {id(entry) for entry in found.entries if entry.failed and entry.group == g} if found else ()

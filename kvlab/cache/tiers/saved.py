@@ -153,6 +153,8 @@ class SavedPages:
                 continue
             entry.reading, entry.ready, entry.failed = False, done, not done
             if not done:
+                # whatever the reason was, it is not looked for again
+                self.disk.forget(entry.name)
                 self._leave_host([entry.name] if self._entries.get(entry.name) is entry else [])
             self.unpin([entry])
 

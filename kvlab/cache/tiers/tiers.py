@@ -137,9 +137,11 @@ class Tiers:
 
     def close(self) -> None:
         """As `drain`, and ends what works for the tiers."""
-        self.drain()
-        if self.saved.disk:
-            self.saved.disk.close()
+        try:
+            self.drain()
+        finally:
+            if self.saved.disk:
+                self.saved.disk.close()
 
     def _fly(self, moves: list[Move], flight: Flight) -> None:
         flight.ticket = self.copier.start(moves, flight.down)
