@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from kvlab.cache.prefix import DESIGNS, EVICTIONS, PrefixOptions
@@ -104,8 +107,18 @@ def make_engine(args: argparse.Namespace, changes: dict[str, Any]) -> Any:
         from kvlab.plan.policies import default_block_size
 
         model = load_model(args.model, args.dtype, args.device)
+        _tell_of_compiling(model.device)
         size = args.block_size
         if size is None:
             size = default_block_size(kv_formats(model, args.kv_dtype)[1])
         of_model = {"scheduling": policy_of(args, model), "speculation": speculation_of(args, model)}
         return Engine(model, block_size=size, **changes, **of_model)
+
+
+def _tell_of_compiling(device: Any) -> None:
+    """A line on stderr when no CPU kernel is compiled yet: the first step is silent for a minute or two."""
+    from kvlab.ops import numba_support
+
+    used = device.type == "cpu" and numba_support.available() and (os.environ.get("KVLAB_OPS") or "cpu") == "cpu"
+    if used and not any(Path(numba_support.cache_dir()).rglob("*.nbi")):
+        print("kvlab: the CPU kernels are compiled now, once: a minute or two", file=sys.stderr)

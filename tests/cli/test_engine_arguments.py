@@ -6,13 +6,15 @@ import gc
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kvlab.cache.prefix import PrefixOptions
-from kvlab.cli import speculation_arguments
+from kvlab.cli import engine_arguments, speculation_arguments
 from kvlab.cli.engine_arguments import add_engine_arguments, engine_changes, objects_that_stay
 from kvlab.cli.pressure_arguments import policy_of
 from kvlab.engine.options import EngineOptions
 from kvlab.engine.tiers import TierOptions
+from kvlab.ops import numba_support
 from kvlab.schedule import SchedulingPolicy
 from kvlab.speculate.options import METHODS, SpeculationOptions
 
@@ -139,3 +141,17 @@ def test_the_collector_rests_while_a_start_makes_what_stays_and_is_then_as_it_wa
                                           ("eagle:5 --draft-tree 3,2,1", 5), ("eagle --draft-tree 8,8,8", 64)])  # fmt: skip
 def test_a_tree_is_drafted_whole_unless_k_says_otherwise(words, k):
     assert speculation_arguments.speculation_of(parsed("--speculate", *words.split()), None).k == k
+
+
+def test_a_first_step_that_compiles_is_announced_and_a_later_one_is_not(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("KVLAB_OPS", raising=False)
+    monkeypatch.setattr(numba_support, "cache_dir", lambda: str(tmp_path))
+    engine_arguments._tell_of_compiling(torch.device("cpu"))
+    assert capsys.readouterr().err == "kvlab: the CPU kernels are compiled now, once: a minute or two\n"
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops" / "kernel.nbi").write_bytes(b"")
+    engine_arguments._tell_of_compiling(torch.device("cpu"))
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+    (tmp_path / "ops" / "kernel.nbi").unlink()
+    engine_arguments._tell_of_compiling(torch.device("cpu"))
+    assert capsys.readouterr().err == ""
