@@ -74,7 +74,8 @@ class Schedule(Short):
 
     Attributes:
         pages: tokens per page, in multiples of the smallest. room: pages, in tenths of what the longest text needs.
-        tiers: "" none, "host", "small" (less than a request in host memory), "disk" (below a small host tier).
+        tiers: "" none, "host", "small" (less than a request in host memory), "disk" (below a small host tier), "packed"
+            (re-encoded row by row, in a type that loses nothing).
         looks: until a copy ends; -1: when somebody waits for it. Then the disk is late too, by random numbers of looks.
         drafts: "", "right", "wrong", "tree", or a method of `SpeculationOptions`.
     """
@@ -103,7 +104,7 @@ WAYS: dict[str, list[Any]] = {
     "pages": [1, 2, 4], "pools": list(POOLS), "budget": [64, 4, 8], "seats": [4, 1, 2], "room": [60, 10, 13, 17],
     "page_seed": [None, 1], "backwards": [False, True], "prefix": ["", *DESIGNS, *DESIGNS], "eviction": list(EVICTIONS),
     "order": list(ORDERS), "victim": list(VICTIMS), "preempt": ["recompute", "swap", "swap", "auto"],
-    "tiers": ["", "host", "small", "disk", "disk"], "looks": [0, 2, -1],
+    "tiers": ["", "host", "packed", "small", "disk", "disk", "packed"], "looks": [0, 2, -1],
     "drafts": ["", "right", "right", "wrong", "tree", "ngram", "lookahead"], "pad_to": [1, 4],
 }  # fmt: skip
 THEN = ["", "preempt", "preempt", "preempt", "abort", "back", "clear"]
@@ -216,7 +217,10 @@ def engine_of(schedule: Schedule, directory: str, answers: dict[str, list[int]])
     unit = max(layout.page_bytes(g) for g in range(len(layout.groups)))
     host = unit * {"small": 3, "disk": max(3, sum(pages))}.get(s.tiers, 9 * sum(pages))
     disk = (directory, 1 << 20) if s.tiers == "disk" else ()
-    tiers = TierOptions(host, *disk) if s.tiers else None
+    # states are never re-encoded
+    has_rows = any(hasattr(part, "format") for _, part in spec.parts())
+    packed = "fp64" if s.tiers == "packed" and has_rows else None
+    tiers = TierOptions(host, *disk, park_dtype=packed) if s.tiers else None
     engine = Engine(
         model.model, check=True, block_size=block_size, pools=s.pools, num_blocks=tuple(units), max_num_seqs=s.seats,
         max_batched_tokens=s.budget, page_seed=s.page_seed, pad_to=s.pad_to, rollback=rollback, tiers=tiers,
