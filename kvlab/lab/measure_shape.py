@@ -12,13 +12,18 @@ from typing import Any
 
 from kvlab.plan.plan import make_plan
 from kvlab.specs.families import from_config
+from kvlab.specs.families.multimodal import text_part
 from kvlab.specs.formats import get_format
 from kvlab.specs.weights import count
 
 _PER_LAYER = ("layer_types", "layers_block_type", "compress_ratios", "no_rope_layers", "mlp_layer_types")
 """Fields with one entry per layer."""
-_PER_WIDTH = ("linear_num_key_heads", "linear_num_value_heads", "q_lora_rank", "o_lora_rank", "moe_intermediate_size")
-"""Widths besides heads, hidden size and feed-forward width that are divided with them."""
+_PER_WIDTH = (
+    "intermediate_size", "ffn_dim", "ff_intermediate_size", "linear_num_key_heads", "linear_num_value_heads",
+    "q_lora_rank", "o_lora_rank", "moe_intermediate_size", "shared_expert_intermediate_size",
+)  # fmt: skip
+"""Widths besides heads and hidden size that are divided with them, where a config has them."""
+_NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 
 VOCABULARY = 4096
 """Rows of the embedding that are kept: enough to sample from, too few to hide the layers."""
@@ -90,8 +95,9 @@ def cut_shape(config: Mapping[str, Any], work: Workload, budget_bytes: int, max_
     halved until it fits.
 
     Raises:
-        ValueError: even the narrowest shape is too large for this workload, or a config that cannot be sized.
+        ValueError: even the narrowest shape is too large for this workload, or a config that cannot be sized or cut.
     """
+    config = _to_cut(config)
     period = layer_period(config)
     layers = config["num_hidden_layers"]
     counts = range(layers, 0, -1) if layers < period else [layers, *range((layers - 1) // period * period, 0, -period)]
@@ -112,6 +118,16 @@ def cut_shape(config: Mapping[str, Any], work: Workload, budget_bytes: int, max_
         f"context {work.context:,} x batch {work.batch:,}: even {smallest.describe()} takes "
         f"{smallest.weights_bytes + smallest.kv_bytes:,} bytes of {budget_bytes:,}; lower one of them"
     )
+
+
+def _to_cut(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The text decoder's config, with every field that cutting changes."""
+    part, family = text_part(config)
+    found = {"vocab_size": config.get("vocab_size"), **part, "model_type": family}
+    missing = [name for name in _NEEDED if not found.get(name)]
+    if missing:
+        raise ValueError(f"{family} config: has no {missing[0]}, by which its shape would be cut; its plan stands")
+    return found
 
 
 def _fits(shape: CutShape, budget_bytes: int, max_operations: float) -> bool:
@@ -154,11 +170,10 @@ def _sized(config: Mapping[str, Any], layers: int, width: int, work: Workload) -
         "num_attention_heads": heads // width,
         "num_key_value_heads": max(1, _kv_heads(config) // width),
         "hidden_size": config["hidden_size"] // width,
-        "intermediate_size": config["intermediate_size"] // width,
         "vocab_size": min(VOCABULARY, of_vocabulary),
         "max_position_embeddings": max(work.context, config.get("max_position_embeddings") or 0),
     }
-    cut |= {name: config[name] // width for name in _PER_WIDTH if config.get(name)}
+    cut |= {name: _divided(config[name], width, layers) for name in _PER_WIDTH if config.get(name)}
     cut |= {name: list(config[name][:layers]) for name in _PER_LAYER if config.get(name)}
     # ids beyond the vocabulary that was kept
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -176,3 +191,7 @@ def _sized(config: Mapping[str, Any], layers: int, width: int, work: Workload) -
         read_bytes=round(parameters.read_per_step(work.batch) * element),
         operations=2 * work.batch * parameters.read_always,
     )  # fmt: skip
+
+
+def _divided(width: int | list[int], factor: int, layers: int) -> int | list[int]:
+    return width // factor if isinstance(width, int) else [w // factor for w in width[:layers]]

@@ -6,6 +6,7 @@ import pytest
 
 from kvlab.lab.measure_shape import Workload, cut_shape, layer_period, page_tokens, widths
 from kvlab.plan.explore import own_config
+from kvlab.specs import catalogue
 
 MIB = 2**20
 WORK = Workload(context=1024, batch=4, kv_dtype="bf16", weight_dtype="fp32")
@@ -83,3 +84,19 @@ def test_every_kind_of_layer_can_be_cut(attention: str) -> None:
     assert layer_period(config) == {"recurrent": 3}.get(attention, 1)
     tiny = cut_shape(config, work, (whole.weights_bytes + whole.kv_bytes) // 40, 1e18)
     assert tiny.width > 1
+
+
+def test_every_named_model_is_cut_or_says_why_it_is_not() -> None:
+    """A preset of the explorer must not end in a KeyError: wrappers hold their text part, some families name fields apart."""
+    cut, refused = [], {}
+    for name in catalogue.names():
+        config = catalogue.get(name)
+        work = Workload(4096, 1, "bf16", "fp32", block_size=page_tokens(config))
+        try:
+            cut.append((name, cut_shape(config, work, 640 * MIB, 2e10)))
+        except ValueError as error:
+            refused[name] = str(error)
+    shapes = dict(cut)
+    assert shapes["gemma-3-27b"].of_layers == 62 and shapes["gemma-3-27b"].layers % 6 == 0
+    assert refused["gpt2"] == "gpt2 config: has no num_hidden_layers, by which its shape would be cut; its plan stands"
+    assert len(cut) >= 120 and len(cut) + len(refused) == len(catalogue.names())
