@@ -151,7 +151,8 @@ class Engine:
 
     def close(self) -> None:
         """Returns once all that was saved lies where it belongs, on disk too, and the disk's thread has ended. The engine
-        may be used again. A process that ends does the same."""
+        may be used again. A process that ends without it waits for what was asked of the disk, but not for copies that a
+        device has not ended: these are not saved."""
         if self.tiers:
             self.tiers.close()
 

@@ -171,7 +171,7 @@ class DiskStore:
         return True
 
     def fail(self, what: str) -> None:
-        """Notes that a file could not be written."""
+        """Notes that a page was lost, as its file could not be written."""
         self.failures.append(what)
         self.gone["lost", f"disk: {what}"] += 1
 

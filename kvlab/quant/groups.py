@@ -47,8 +47,9 @@ def decode(packed: torch.Tensor, meta: torch.Tensor, bits: int, width: int, grou
 def encode_signed(x: torch.Tensor, largest: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes fp32 [..., D], whole numbers from -largest to largest; scale fp16 [..., groups], a group's max|x| / largest).
 
-    Value = scale * code; zero is stored exactly. Off by at most scale / 2 and what fp16 rounds; a group whose scale fp16
-    has no place for below becomes zeros, and one beyond fp16 or with NaN or infinity NaN.
+    Value = scale * code; zero is stored exactly. Off by at most scale / 2 and what fp16 rounds, where the
+    scale is a normal number of fp16 (at least 2**-14); a smaller one is coarse, and the largest values of its group are cut
+    to `largest`, one that fp16 has no place for makes the group zeros, and one beyond fp16 or with NaN or infinity NaN.
     """
     grouped = split(x.float(), group)
     scale = (grouped.abs().amax(-1, keepdim=True) / largest).half()
