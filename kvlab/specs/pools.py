@@ -218,13 +218,12 @@ def _sectors(groups: Sequence[Group]) -> PoolLayout:
     """Sectors as large as the least common multiple of the groups' pages; or, where that is too large, as the largest
     page, of which other groups cut halves, quarters and so on, filled with as many tokens as fit."""
     largest = max(g.block_bytes for g in groups)
-    sector = math.lcm(*(g.block_bytes for g in groups))
-    if sector <= SECTOR_LIMIT * largest:
+    sector = _common_sector([g.block_bytes for g in groups])
+    if sector:
         cut, counts = list(groups), [sector // g.block_bytes for g in groups]
     else:
-        halvings = [_halvings(g, largest) for g in groups]
-        sector = align(largest, ALIGN * max(halvings))
-        counts = halvings
+        counts = [_halvings(g, largest) for g in groups]
+        sector = align(largest, ALIGN * max(counts))
         cut = [_fitting(g, sector // count) for g, count in zip(groups, counts, strict=True)]
     places = tuple(_in_rows(g, sector // count) for g, count in zip(cut, counts, strict=True))
     return PoolLayout("sectors", tuple(cut), ((sector,),), places, tuple(counts))
@@ -238,12 +237,18 @@ def sectors_as_they_are(groups: Sequence[Group]) -> PoolLayout:
     return PoolLayout("sectors", tuple(groups), ((sector,),), places, tuple(counts))
 
 
+def _common_sector(sizes: Sequence[int]) -> int:
+    """The least common multiple of these page sizes, 0 when it is too large for a sector."""
+    common = math.lcm(*sizes)
+    return common if common <= SECTOR_LIMIT * max(sizes) else 0
+
+
 def _sector_of(sizes: Sequence[int]) -> tuple[int, list[int]]:
     """Bytes of a sector for pages of these sizes, and how many of each it is cut into: a common multiple of all; or of
     all but the largest, an eighth unused by those at most; or else one of the largest, of which others take halves,
     quarters and so on."""
-    largest, sector = max(sizes), math.lcm(*sizes)
-    if sector <= SECTOR_LIMIT * largest:
+    largest = max(sizes)
+    if sector := _common_sector(sizes):
         return sector, [sector // size for size in sizes]
     others = math.lcm(*(size for size in sizes if size < largest))
     for pages in range(1, SECTOR_LIMIT + 1):

@@ -64,9 +64,6 @@ class Ends:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __bool__(self) -> bool:
-        return bool(self._ends)
-
     def lengths(self) -> set[int]:
         """The lengths of all that is saved."""
         return {end.holdings.computed for end in self._ends.values()}

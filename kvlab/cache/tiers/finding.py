@@ -137,9 +137,11 @@ class Finder:
 
     def _known(self, request, ends: Ends, limit: int) -> int:
         """Tokens of the request that something that was saved began with, whether or not it can go on from there."""
+        if not ends:
+            return 0
         lengths = range(self._unit, limit + 1, self._unit)
-        digests = self._digests(request, lengths) if ends else {}
-        return ends.known(digests[n] for n in lengths) * self._unit if ends else 0
+        digests = self._digests(request, lengths)
+        return ends.known(digests[n] for n in lengths) * self._unit
 
     def _find_pages(self, request, limit: int, above: int) -> Found | None:
         unit = self._unit
@@ -232,8 +234,7 @@ class Finder:
         if not self.cache.keeps_states or not every or holdings.computed < every:
             return Found(holdings, entries, {source: (holdings.computed, entries)})
         states = [entry for entry in entries if entry.group in self.cache.kept.pools]
-        for entry in states:
-            entry.pins += 1
+        self.saved.pin(states)
         kept = Snapshot(holdings.computed, holdings.tables, (holdings.computed,))
         return Found(kept, entries + states, {source: (holdings.computed, entries + states)})
 
@@ -242,7 +243,7 @@ class Finder:
         entry = self.saved.fetch(name, group)
         if entry is None or not (entry.ready or entry.reading):
             return None
-        entry.pins += 1
+        self.saved.pin([entry])
         return entry
 
     def _page_ends(self, tokens: int) -> set[int]:
