@@ -99,6 +99,14 @@ def test_rope_turns_pairs_and_leaves_the_rest() -> None:
     assert torch.equal(out[..., 14:], x[..., 14:])
 
 
+def test_rope_of_interleaved_pairs_turns_neighbours() -> None:
+    x, angles, positions = torch.randn(6, 3, 20), torch.randn(9, 7), torch.tensor([8, 0, 3, 3, 1, 7])
+    out = rope(x, angles.cos(), angles.sin(), positions, interleaved=True)
+    pairs = torch.view_as_complex(x[..., :14].double().unflatten(-1, (7, 2)))
+    turned = pairs * torch.polar(torch.ones_like(angles, dtype=torch.float64), angles.double())[positions][:, None]
+    assert_close("rope", torch.cat((torch.view_as_real(turned).flatten(-2), x[..., 14:].double()), -1), out, "fp32")
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biases", [False, True])
 def test_mlp(rows: int, biases: bool) -> None:

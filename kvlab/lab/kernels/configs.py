@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -86,7 +87,9 @@ def decode(shape: Shape) -> list[Launch]:
 def prefill(shape: Shape, tree: bool = False) -> list[Launch]:
     """Chunks of `shape.new` tokens, which are a tree or not."""
     tokens, b = shape.batch * shape.new, shape.batch
-    query, out = numbers(tokens, shape.heads, shape.dim), numbers(tokens, shape.heads, shape.value_dim or shape.dim)
+    dtype = torch.float16 if shape.fmt == "fp16" else BF16
+    widths = shape.dim, shape.value_dim or shape.dim
+    query, out = (numbers(tokens, shape.heads, n, dtype=dtype) for n in widths)
     batch = batch_of(shape)
     if tree:
         below = torch.ones(shape.new, shape.new).tril()
@@ -117,12 +120,12 @@ def ragged(shape: Shape) -> tuple[Callable[[], list[Launch]], Cost]:
     return build, total
 
 
-def cache_write(shape: Shape) -> list[Launch]:
-    """The cache write with rotation."""
+def cache_write(shape: Shape, pairs: bool = False) -> list[Launch]:
+    """The cache write with rotation, of interleaved `pairs` or of halves."""
     tokens = shape.batch * shape.new
     key, value = (numbers(tokens, shape.kv_heads, n) for n in (shape.dim, shape.value_dim or shape.dim))
     batch = batch_of(shape)
-    angles = write.Angles(*(numbers(shape.context, shape.dim // 2) for _ in range(2)), batch.positions)
+    angles = write.Angles(*(numbers(shape.context, shape.dim // 2) for _ in range(2)), batch.positions, pairs)
     return [write.write_launch(key, value, pages_of(shape), batch.slot_mapping, angles)]
 
 
@@ -140,6 +143,7 @@ CI = {
     "verify-tree/llama-3-8b/bf16": ("sm_90",),
     "merge/llama-3-8b/bf16": ("sm_90",), "write/llama-3-8b/bf16": FULL, "write/llama-3-8b/fp8_e4m3": ("sm_80", "sm_90"),
     "write/llama-3-8b/fp8_e5m2_row": ("sm_90",), "write/llama-3-8b/int8_asym": ("sm_90",),
+    "write/glm-4-9b/bf16": ("sm_90",),
     "write/llama-3-8b/int4": ("sm_90",), "write/llama-3-8b/int4_g32": ("sm_90",), "write/llama-3-8b/nvfp4": ("sm_90",),
     "write/llama-3-8b/mxfp4": ("sm_90",), "write/llama-3-8b/int4_had": FULL, "write/llama-3-8b/int3_had": ("sm_90",),
     "mla-decode/deepseek-v3/bf16": NVIDIA, "mla-decode/deepseek-v3/fp8_e4m3": ("sm_90",),
@@ -154,6 +158,14 @@ def config_of(name: str, build: Callable[[], list[Launch]], cost: Cost) -> Confi
     return Config(name, build, cost, CI.get(name, ()))
 
 
+def kernel_formats() -> list[str]:
+    """The formats that the attention kernels read, one for each compiled kernel; without fp32, which is for tests."""
+    packed = {kernel: fmt for fmt, kernel in reversed(attention.PACKED.items())}  # the first name of each
+    return [fmt for fmt in attention.WHOLE if fmt != "fp32"] + [
+        fmt for fmt in attention.PACKED if fmt in packed.values()
+    ]
+
+
 def _attention_configs() -> list[Config]:
     found = []
     for name, shape in SHAPES.items():
@@ -162,20 +174,16 @@ def _attention_configs() -> list[Config]:
         new = replace(shape, new=NEW, batch=CHUNKS)
         found.append(config_of(f"prefill/{name}/bf16", lambda s=new: prefill(s), attention_cost(new)))
     llama = SHAPES["llama-3-8b"]
-    for fmt in (*attention.WHOLE, *attention.PACKED):
-        if fmt not in (
-            "fp32",
-            "bf16",
-            "int4_sym",
-            "int4_had",
-        ):  # fp32 is for tests, the others are a kernel of the list
+    for fmt in kernel_formats():
+        if fmt != "bf16":
             shape = replace(llama, fmt=fmt)
             found.append(config_of(f"decode/llama-3-8b/{fmt}", lambda s=shape: decode(s), attention_cost(shape)))
-    for fmt in ("fp8_e4m3", "int8", "int8_asym_g32", "int4", "int4_g32", "nvfp4", "mxfp4"):
-        shape = replace(llama, fmt=fmt, new=NEW, batch=CHUNKS)
-        found.append(config_of(f"prefill/llama-3-8b/{fmt}", lambda s=shape: prefill(s), attention_cost(shape)))
-    verify = replace(llama, new=min(32, NEW))
-    found.append(config_of("verify-tree/llama-3-8b/bf16", lambda: prefill(verify, True), attention_cost(verify)))
+            new = replace(shape, new=NEW, batch=CHUNKS)
+            found.append(config_of(f"prefill/llama-3-8b/{fmt}", lambda s=new: prefill(s), attention_cost(new)))
+    for fmt in ("bf16", "int8", "int4"):
+        nodes = replace(llama, fmt=fmt, new=min(32, NEW))
+        build = partial(prefill, nodes, True)
+        found.append(config_of(f"verify-tree/llama-3-8b/{fmt}", build, attention_cost(nodes)))
     found.append(config_of("merge/llama-3-8b/bf16", lambda: decode(llama)[1:], merge_cost(llama, attention.SPLIT)))
     return found
 
@@ -186,6 +194,8 @@ def _write_configs() -> list[Config]:
         shape = replace(SHAPES["llama-3-8b"], fmt=fmt, batch=WRITTEN)
         if fmt != "fp32":
             found.append(config_of(f"write/llama-3-8b/{fmt}", lambda s=shape: cache_write(s), write_cost(shape)))
+    glm = Shape(32, 2, 128, batch=WRITTEN)
+    found.append(config_of("write/glm-4-9b/bf16", lambda: cache_write(glm, True), write_cost(glm)))
     return found
 
 

@@ -122,9 +122,9 @@ class StepContext:
 
     def late_angles(self, rope: RopeFacts | None, head_dim: int, x: Tensor, views: Any) -> Angles | None:
         """By what the cache write turns keys like the rows `x`; None where they are turned before, or not at all."""
-        if rope is None or rope.interleaved or not turns_keys(x, views):
+        if rope is None or not turns_keys(x, views):
             return None
-        return Angles(*self.angles(rope, head_dim), self.rows)
+        return Angles(*self.angles(rope, head_dim), self.rows, rope.interleaved)
 
 
 @dataclass

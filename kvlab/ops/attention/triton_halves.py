@@ -4,8 +4,9 @@ Byte i of a row holds value i in its low half and value i + D / 2 in its high ha
 half of the query: two products where whole codes have one, and no shuffle. D here is half a row's values.
 
 KIND "int4": one fp32 per row, its scale with the zero point in the last 4 mantissa bits, which acts on scores and
-weights. "step": fp16 step and smallest value for every SHARED values; "fp16": codes that count from 8, with an fp16
-scale for every SHARED values; "e4m3", "e8m0": e2m1 codes with such a scale; those act on the tile.
+weights (of values on the tile where products are of fp16, as in `triton_whole`). "step": fp16 step and smallest value
+for every SHARED values; "fp16": codes that count from 8, with an fp16 scale for every SHARED values; "e4m3", "e8m0":
+e2m1 codes with such a scale; those act on the tile.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ def half_sums(
     SHARED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """The sums fp32 [M, D] of both halves, `b_low` and `b_high`, with the values of bytes [N, D] by weight added."""
-    if KIND == "int4":
+    if KIND == "int4" and tl.float16 == COMPUTE:  # a small weight times a small scale would vanish in it
+        b_step, b_zero = scale_and_zero(p_meta, m_token)
+        b_one = ((b_codes & 15).to(tl.float32) - b_zero[:, None]) * b_step[:, None]
+        b_two = ((b_codes >> 4).to(tl.float32) - b_zero[:, None]) * b_step[:, None]
+        b_low += product(b_weight.to(COMPUTE), b_one.to(COMPUTE))
+        b_high += product(b_weight.to(COMPUTE), b_two.to(COMPUTE))
+    elif KIND == "int4":
         b_step, b_zero = scale_and_zero(p_meta, m_token)
         b_part = (b_weight * b_step[None, :]).to(COMPUTE)
         b_shift = tl.sum(b_part.to(tl.float32) * b_zero[None, :], 1)[:, None]

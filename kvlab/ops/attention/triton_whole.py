@@ -1,7 +1,8 @@
 """Tiles of rows with a code per value: products with queries, sums by weight.
 
 SCALES of a token's row: 0 none, 1 a factor, 2 a step and a smallest value. They act on scores and weights, one number
-per token, and not on the tiles of codes. Where there are such for every SHARED values, they act on the tile.
+per token, and not on the tiles of codes. Where there are such for every SHARED values, they act on the tile; so does a
+factor of values where products are of fp16, which holds no weight times scale below 6e-8.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def whole_sums(
         b_low = tl.load(p_scale + o_scale + 1, mask=m_token, other=0.0)
         b_acc += tl.sum(b_weight * b_low[None, :], 1)[:, None]
     if SCALES:
-        b_weight *= tl.load(p_scale + o_scale, mask=m_token, other=0.0)[None, :]
+        b_scale = tl.load(p_scale + o_scale, mask=m_token, other=0.0)
+        if tl.float16 == COMPUTE:  # a small weight times a small scale would vanish in it, a value does not
+            b_tile = floats(b_codes, tl.float32, SOFT_FP8) * b_scale[:, None]
+            return b_acc + product(b_weight.to(COMPUTE), b_tile.to(COMPUTE))
+        b_weight *= b_scale[None, :]
     return b_acc + product(b_weight.to(COMPUTE), floats(b_codes, COMPUTE, SOFT_FP8))
 
 

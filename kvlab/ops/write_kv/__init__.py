@@ -29,7 +29,7 @@ def write_kv(
     rows, name = _row_views(views), backend(key, triton=True)
     fused = name == "triton" and _has_kernel(key, rows)
     if angles is not None and not fused:
-        key = rope(key, angles.cos, angles.sin, angles.positions)
+        key = rope(key, angles.cos, angles.sin, angles.positions, angles.interleaved)
     if name == "cpu" and not rows.in_place:
         name = "torch"
     if fused:

@@ -67,9 +67,10 @@ def write_launch(
         **_strides("s_kf_", ("head", "value"), fixed[0]), **_strides("s_vf_", ("head", "value"), fixed[1]),
     }  # fmt: skip
     block_h, least = min(16, power_of_2(heads)), max(shared, 16)
+    half, pairs = (angles.cos.shape[1], angles.interleaved) if angles else (0, False)
     meta = {
         "HEADS": heads, "BLOCK_H": block_h, "D": head_dim, "BLOCK_D": power_of_2(head_dim, least), "DV": width,
-        "BLOCK_DV": power_of_2(width, least), "HALF": angles.cos.shape[1] if angles else 0, "PAGE": views.block_size,
+        "BLOCK_DV": power_of_2(width, least), "HALF": half, "PAIRS": pairs, "PAGE": views.block_size,
         "KIND": kind, "BITS": bits, "SHARED": shared, "TURN": views.format.endswith("_had"),
     }  # fmt: skip
     return Launch(write_rows, (key.shape[0], -(-heads // block_h)), args, meta, num_warps=4, num_stages=1)

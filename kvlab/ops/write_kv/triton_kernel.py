@@ -31,10 +31,10 @@ def write_rows(
     s_v_token, s_ks_page, s_ks_head, s_ks_token, s_vs_page, s_vs_head, s_vs_token,
     s_kf_head, s_kf_value, s_vf_head, s_vf_value,
     HEADS: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr,
-    SHARED: tl.constexpr, TURN: tl.constexpr,
+    BLOCK_DV: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr,
+    BITS: tl.constexpr, SHARED: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head block). HALF is R / 2 of the rotated values, 0 for none; KIND, BITS, SHARED as `put`.
+    """Program (token, head block). HALF, PAIRS as `turned`, HALF 0 for none; KIND, BITS, SHARED as `put`.
 
     p_k_fixed, p_v_fixed: fixed scales [Hkv or 1, D or 1], None for none. TURN: by a Hadamard matrix, before encoding.
     """
@@ -50,7 +50,7 @@ def write_rows(
         b_key = tl.load(p_row + o_d[None, :], mask=m_k, other=0.0).to(tl.float32)
         if HALF:
             i_position = tl.load(p_position + i_token).to(tl.int64)
-            b_key = turned(b_key, p_row, p_cos, p_sin, i_position, s_angle, o_d, m_k, HALF)
+            b_key = turned(b_key, p_row, p_cos, p_sin, i_position, s_angle, o_d, m_k, HALF, PAIRS)
         b_key = prepared(b_key, p_k_fixed, o_head, m_head, o_d, s_kf_head, s_kf_value, D, TURN)
         o_k = i_page * s_k_page + o_head * s_k_head + i_slot * s_k_token
         o_ks = i_page * s_ks_page + o_head * s_ks_head + i_slot * s_ks_token
@@ -66,15 +66,21 @@ def write_rows(
 
 
 @triton.jit
-def turned(b_key, p_row, p_cos, p_sin, i_position, s_angle, o_d, m_k, HALF: tl.constexpr):
-    """Rows with value i and i + HALF turned by the position's angle; values from 2 * HALF on as they are."""
+def turned(b_key, p_row, p_cos, p_sin, i_position, s_angle, o_d, m_k, HALF: tl.constexpr, PAIRS: tl.constexpr):
+    """Rows with value i and i + HALF (PAIRS: 2i and 2i + 1) turned by the position's i-th angle; values from 2 * HALF on
+    as they are."""
     m_turn = o_d < 2 * HALF
-    o_other = tl.where(o_d < HALF, o_d + HALF, tl.where(m_turn, o_d - HALF, o_d))
+    if PAIRS:
+        m_first, o_pair = o_d % 2 == 0, o_d // 2
+        o_other = tl.where(m_turn, tl.where(m_first, o_d + 1, o_d - 1), o_d)
+    else:
+        m_first, o_pair = o_d < HALF, o_d % HALF
+        o_other = tl.where(m_turn, tl.where(m_first, o_d + HALF, o_d - HALF), o_d)
     b_other = tl.load(p_row + o_other[None, :], mask=m_k, other=0.0).to(tl.float32)
-    o_angle = i_position * s_angle + o_d % HALF
+    o_angle = i_position * s_angle + o_pair
     b_cos = tl.load(p_cos + o_angle, mask=m_turn, other=1.0).to(tl.float32)
     b_sin = tl.load(p_sin + o_angle, mask=m_turn, other=0.0).to(tl.float32)
-    b_sin = tl.where(o_d < HALF, -b_sin, b_sin)
+    b_sin = tl.where(m_first, -b_sin, b_sin)
     return b_key * b_cos[None, :] + b_other * b_sin[None, :]
 
 

@@ -13,12 +13,15 @@ from kvlab.lab.small_model import CONFIG, fill
 from kvlab.models.load import LoadedModel, empty_model
 from kvlab.ops.write_kv import triton_
 
-# a plain layer; one that norms heads; half of each head turns; windows beside full layers, soft caps
+# a plain layer; one that norms heads; half of each head turns; windows beside full layers, soft caps; interleaved pairs, of
+# a part of each head too
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"model_type": "qwen3"},
     "stablelm": {"model_type": "stablelm", "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
     "gemma2": {"model_type": "gemma2", "sliding_window": 4, "query_pre_attn_scalar": 12},
+    "cohere": {"model_type": "cohere", "logit_scale": 0.1, "use_qk_norm": False, "layer_norm_eps": 1e-5},
+    "glm4": {"model_type": "glm4", "partial_rotary_factor": 0.5, "head_dim": 12},
 }
 IDS = [(7 * i * i + 3) % 64 for i in range(11)]
 
@@ -63,14 +66,3 @@ def test_keys_of_a_format_of_groups_are_turned_by_the_write_too(writes: list[boo
     assert writes == [True] * 6
     monkeypatch.setenv("KVLAB_OPS", "torch")
     assert_close("kivi4", read(model, "kivi4"), late, "fp32")
-
-
-def test_pairs_that_lie_side_by_side_are_turned_before(writes: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel pairs a value with the one half a head away; llama 4 and its like pair neighbours."""
-    config = {"model_type": "glm4", "partial_rotary_factor": 0.5, "head_dim": 12}
-    model = empty_model(CONFIG | config, "fp32", torch.device("cpu"), "glm4")
-    fill(model, 1)
-    before = read(model, "fp32")
-    assert writes == [False] * 9
-    monkeypatch.setenv("KVLAB_OPS", "torch")
-    assert_close("glm4", read(model, "fp32"), before, "fp32")

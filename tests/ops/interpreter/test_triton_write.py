@@ -21,6 +21,7 @@ OPTIONS = {
     "heads": [1, 3, 17],
     "block_size": [16, 1, 7],
     "half": [0, 4, 10],
+    "pairs": [False, True],
     "values": ["random", "special"],
 }
 SLOTS = [4, -1, 11, 23, 9]
@@ -52,7 +53,8 @@ def test_pages_hold_the_bytes_of_the_reference(case: dict) -> None:
         # turns by a quarter and a half are exact in every format
         turns = torch.randint(0, 4, (10, half))
         cos, sin = torch.tensor([1.0, 0.0, -1.0, 0.0])[turns], torch.tensor([0.0, 1.0, 0.0, -1.0])[turns]
-        angles, turned = triton_.Angles(cos, sin, positions), rope(key, cos, sin, positions)
+        angles = triton_.Angles(cos, sin, positions, case["pairs"])
+        turned = rope(key, cos, sin, positions, case["pairs"])
     triton_.write_kv(key, value, written, slots, angles)
     reference.write_kv(turned, value, expected, slots)
     if case["fmt"].endswith("_had"):
@@ -107,13 +109,14 @@ def test_scales_that_were_found_from_data_divide_the_rows(fmt: str, share: str) 
     assert not torch.equal(numbers(written), numbers(plain)), "the scales must change the codes"
 
 
-def test_angles_that_are_not_exact() -> None:
+@pytest.mark.parametrize("pairs", [False, True])
+def test_angles_that_are_not_exact(pairs: bool) -> None:
     written, expected = poisoned_views("fp32", 2, 64, 16, 3), poisoned_views("fp32", 2, 64, 16, 3)
     key, value = torch.randn(5, 2, 64), torch.randn(5, 2, 64)
     angle = torch.rand(10, 32) * 6
     slots, positions = torch.tensor(SLOTS), torch.tensor([0, 3, 9, 2, 7])
-    triton_.write_kv(key, value, written, slots, triton_.Angles(angle.cos(), angle.sin(), positions))
-    reference.write_kv(rope(key, angle.cos(), angle.sin(), positions), value, expected, slots)
+    triton_.write_kv(key, value, written, slots, triton_.Angles(angle.cos(), angle.sin(), positions, pairs))
+    reference.write_kv(rope(key, angle.cos(), angle.sin(), positions, pairs), value, expected, slots)
     torch.testing.assert_close(written.k, expected.k, rtol=0, atol=1e-6, equal_nan=True)
     assert torch.equal(written.v.nan_to_num(7.0), expected.v.nan_to_num(7.0))
 
