@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
 NEEDS_NO_MODEL = {"lint", "format", "env"}
-NEEDS_NO_PAGES = {*NEEDS_NO_MODEL, "lab", "lab-setup", "gemma", "bench-gpu"}
+NEEDS_NO_PAGES = {*NEEDS_NO_MODEL, "lab", "lab-setup", "gemma"}
 
 
 def targets() -> list[str]:
@@ -21,15 +22,13 @@ def targets() -> list[str]:
     return re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
 
 
-def would_run(target: str) -> list[str]:
+def would_run(target: str, *variables: str) -> list[str]:
     """The commands of a target, as `make -n` prints them."""
-    done = subprocess.run(
-        ["make", "-n", "PYTHON=python3", target], cwd=ROOT, env=CLEAN, capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
+    call = ["make", "-n", "PYTHON=python3", *variables, target]
+    return subprocess.run(call, cwd=ROOT, env=CLEAN, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-@pytest.mark.parametrize("target", targets())
+@pytest.mark.parametrize("target", [t for t in targets() if t != "bench-gpu"])
 def test_a_target_sets_up_all_that_it_uses_before_it_uses_it(target) -> None:
     commands = would_run(target)
     uses = [i for i, c in enumerate(commands) if ".venv/bin/" in c]
@@ -45,6 +44,22 @@ def test_a_target_sets_up_all_that_it_uses_before_it_uses_it(target) -> None:
         assert {"--model", "--kernel"} <= set(commands[setups[0]].split())
     if target not in NEEDS_NO_PAGES:
         assert "tools/assets.py" in commands[uses[0]]
+
+
+def test_the_gpu_bench_fetches_nothing(tmp_path) -> None:
+    """It runs with the environment that is there, else with PYTHON, and says what that lacks."""
+    for venv, python in (("none", "python3"), (str(tmp_path), f"{tmp_path}/bin/python")):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / "python").touch()
+        commands = would_run("bench-gpu", f"VENV={venv}", "STAGE=copy")
+        assert commands[-1] == f"{python} -m kvlab.lab.bench_gpu --stage copy"
+        assert not [c for c in commands if "tools/" in c or "pip" in c]
+    bare = tmp_path / "bin" / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    call = ["make", f"VENV={tmp_path}", "bench-gpu"]
+    done = subprocess.run(call, cwd=ROOT, env=CLEAN, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "needs torch >= 2.11, triton >= 3.6 and numpy" in done.stderr
 
 
 @pytest.mark.skipif(not shutil.which("timeout"), reason="GNU timeout is not installed")
