@@ -56,7 +56,10 @@ def test_17_offloaded_entries_lie_where_the_layout_says(fmt, row, pools):
         assert all(bool((place == mark).all()) for mark, (_, place) in enumerate(entries(view, page)))
 
 
-@pytest.mark.parametrize(("fmt", "tokens"), [("int4", 64), ("nvfp4", 64), ("kivi2", 68)])
+BY_ROW, BY_GROUP = ("int8_g32", "fp8_e4m3_row", "int4", "int3_had", "nvfp4"), ("kivi2", "kvquant3")
+
+
+@pytest.mark.parametrize(("fmt", "tokens"), [(f, 64) for f in BY_ROW] + [(f, 68) for f in BY_GROUP])
 def test_quantized_pages_survive_a_restart_bit_for_bit(tmp_path, plain, monkeypatch, fmt, tokens):
     """Rows coded one by one are saved by the page; groups and the last tokens in full only with the end they are of."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
