@@ -81,7 +81,20 @@ def pages_of(fmt: str, lens: Sequence[int], layers: int) -> tuple[list[PageViews
     return views, make_batch([1] * len(lens), list(lens), table, PAGE)
 
 
-def contiguous(lens: Sequence[int], layers: int) -> Callable[[torch.Tensor], None]:
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool = False) -> torch.Tensor:
+    """Attention of one token per sequence, [B, Hq, D], over contiguous keys and values [B, Hkv, n, D], by torch.
+
+    Args:
+        grouped: give torch the query heads of a KV head as rows of one head, as our kernel takes them; else it is called
+            with `enable_gqa`, as models call it.
+    """
+    if grouped:
+        rows = query.unflatten(1, (key.shape[1], -1))
+        return scaled_dot_product_attention(rows, key, value, scale=DIM**-0.5).flatten(1, 2)
+    return scaled_dot_product_attention(query[:, :, None], key, value, scale=DIM**-0.5, enable_gqa=True)[:, :, 0]
+
+
+def contiguous(lens: Sequence[int], layers: int, grouped: bool = False) -> Callable[[torch.Tensor], None]:
     """All layers' attention over contiguous keys and values; a mix of lengths is a call per length."""
     groups = [(n, lens.count(n), lens.index(n)) for n in dict.fromkeys(lens)]
     rows = [tuple(torch.randn(b, KV_HEADS, n, DIM) for _ in range(2)) for n, b, _ in groups]
@@ -90,8 +103,7 @@ def contiguous(lens: Sequence[int], layers: int) -> Callable[[torch.Tensor], Non
     def run(query: torch.Tensor) -> None:
         for layer in copies:
             for (_, b, at), (key, value) in zip(groups, layer, strict=True):
-                part = query[at : at + b, :, None]
-                scaled_dot_product_attention(part, key, value, scale=DIM**-0.5, enable_gqa=True)
+                attend(query[at : at + b], key, value, grouped)
 
     return run
 
@@ -100,7 +112,11 @@ def side(name: str, load: Load) -> Callable[[torch.Tensor], None]:
     """What one side does for a step: attention of every layer."""
     if name == "contiguous":
         return contiguous(load.lens, load.layers)
-    views, batch = pages_of(name, load.lens, load.layers)
+    return over_pages(*pages_of(name, load.lens, load.layers))
+
+
+def over_pages(views: Sequence[PageViews], batch: AttentionBatch) -> Callable[[torch.Tensor], None]:
+    """All layers' attention over pages, by our kernel."""
 
     def run(query: torch.Tensor) -> None:
         for layer in views:
@@ -109,32 +125,64 @@ def side(name: str, load: Load) -> Callable[[torch.Tensor], None]:
     return run
 
 
-@torch.inference_mode()
-def measure(load: Load, repeats: int) -> dict[str, Any]:
-    """One row: milliseconds a layer of each side (medians), and the ratios."""
-    query = torch.randn(len(load.lens), HEADS, DIM)
-    sides = {name: side(name, load) for name in SIDES}
-    times: dict[str, list[float]] = {name: [] for name in SIDES}
+def in_order(batch: AttentionBatch) -> AttentionBatch:
+    """The batch of one sequence whose table names the same pages in the order in which they lie."""
+    return make_batch([1], batch.seq_lens.tolist(), batch.block_table.sort(dim=1).values, PAGE)
+
+
+def timed(
+    sides: dict[str, Callable[[torch.Tensor], None]], query: torch.Tensor, repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of each side in each repetition; all sides take their turn in every one."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name, run in sides.items():
             start = time.perf_counter()
             run(query)
             if repeat:  # the first one warms up: it compiles and touches memory
-                times[name].append((time.perf_counter() - start) / load.layers * 1e3)
+                times[name].append(time.perf_counter() - start)
+    return times
 
-    def ratio(of: str, to: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[of], times[to], strict=True))
 
+def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
+    """Median over the repetitions of one side's time over another's."""
+    return statistics.median(a / b for a, b in zip(times[of], times[to], strict=True))
+
+
+@torch.inference_mode()
+def apart(tokens: int = 16_384, repeats: int = 5) -> dict[str, float]:
+    """What order and kernel do to the time of one sequence, each alone: ratios from one run.
+
+    Returns:
+        "scattered": our kernel over pages in random order, over the same pages in the order in which they lie.
+        "ungrouped": torch's kernel as models call it, over the same kernel given its rows as ours takes them.
+        "ours": our kernel over pages in random order, over that.
+    """
+    layer = tokens * KV_HEADS * DIM * 2 * 4
+    layers = min(-(-CACHE_TIMES * last_level_cache() // layer), max(1, MEMORY // layer))
+    views, batch = pages_of("fp32", (tokens,), layers)
+    sides = {"scattered": over_pages(views, batch), "in order": over_pages(views, in_order(batch)),
+             "ungrouped": contiguous((tokens,), layers), "grouped": contiguous((tokens,), layers, grouped=True)}  # fmt: skip
+    times = timed(sides, torch.randn(1, HEADS, DIM), repeats)
+    return {"scattered": ratio(times, "scattered", "in order"), "ungrouped": ratio(times, "ungrouped", "grouped"),
+            "ours": ratio(times, "scattered", "grouped")}  # fmt: skip
+
+
+@torch.inference_mode()
+def measure(load: Load, repeats: int) -> dict[str, Any]:
+    """One row: milliseconds a layer of each side (medians), and the ratios."""
+    query = torch.randn(len(load.lens), HEADS, DIM)
+    times = timed({name: side(name, load) for name in SIDES}, query, repeats)
     return {
         "load": load.name,
         "sequences": len(load.lens),
         "tokens": sum(load.lens),
         "layers": load.layers,
         "working_set_bytes": load.working_set,
-        "ms_a_layer": {name: statistics.median(found) for name, found in times.items()},
-        "paged_over_contiguous": ratio("fp32", "contiguous"),
-        "int8_speed": ratio("fp32", "int8"),
-        "int4_speed": ratio("fp32", "int4"),
+        "ms_a_layer": {name: statistics.median(found) / load.layers * 1e3 for name, found in times.items()},
+        "paged_over_contiguous": ratio(times, "fp32", "contiguous"),
+        "int8_speed": ratio(times, "fp32", "int8"),
+        "int4_speed": ratio(times, "fp32", "int4"),
     }
 
 

@@ -28,6 +28,26 @@ def test_sides_see_the_same_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(used) == len(set(used)) == 5
 
 
+def test_torch_computes_the_same_whichever_way_its_rows_are_given() -> None:
+    query, key, value = torch.randn(2, 9, 64), torch.randn(2, 3, 7, 64), torch.randn(2, 3, 7, 64)
+    weights = (query.unflatten(1, (3, 3)) @ key.mT / 8).softmax(-1)
+    expected = (weights @ value).flatten(1, 2)
+    for grouped in (False, True):
+        assert torch.allclose(bench.attend(query, key, value, grouped), expected, atol=1e-5)
+
+
+def test_the_same_pages_are_read_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLAB_OPS", "torch")
+    torch.manual_seed(0)
+    _, batch = bench.pages_of("fp32", (100,), 1)
+    ordered = bench.in_order(batch)
+    assert ordered.block_table.tolist() == [list(range(1, 8))] == [sorted(batch.block_table[0].tolist())]
+    assert batch.block_table.tolist() != ordered.block_table.tolist() and ordered.seq_lens.tolist() == [100]
+    monkeypatch.setattr(bench, "last_level_cache", lambda: 1000)
+    found = bench.apart(100, 1)
+    assert set(found) == {"scattered", "ungrouped", "ours"} and min(found.values()) > 0
+
+
 def test_a_record_has_ratios_and_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLAB_OPS", "torch")
     monkeypatch.setattr(bench, "LOADS", {"20 x 2": (20, 20), "20 and 7": (20, 20, 7)})
