@@ -39,7 +39,9 @@ def half_sums(
     b_low, b_high, b_weight, b_codes, p_meta, m_token, D: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr,
     SHARED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """The sums fp32 [M, D] of both halves, `b_low` and `b_high`, with the values of bytes [N, D] by weight added."""
+    """The sums fp32 [M, D] of both halves, `b_low` and `b_high`, with the values of bytes [N, D] by weight added.
+
+    NaN in a scale reaches every query of the block, as in `whole_sums`."""
     if KIND == "int4" and tl.float16 == COMPUTE:  # a small weight times a small scale would vanish in it
         b_step, b_zero = scale_and_zero(p_meta, m_token)
         b_one = ((b_codes & 15).to(tl.float32) - b_zero[:, None]) * b_step[:, None]

@@ -36,7 +36,11 @@ def whole_sums(
     b_acc, b_weight, b_codes, p_scale, o_scale, m_token, D: tl.constexpr, SCALES: tl.constexpr, SHARED: tl.constexpr,
     SOFT_FP8: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """The sums fp32 [M, D] with the values of codes [N, D] by weight [M, N] added."""
+    """The sums fp32 [M, D] with the values of codes [N, D] by weight [M, N] added.
+
+    NaN in a live token's values reaches every query of the block, those before the token too: its weight 0 times NaN
+    is NaN, as in any attention by tiles.
+    """
     if SHARED:
         b_tile = grouped_floats(b_codes, p_scale + o_scale, m_token, D, SCALES, SHARED)
         return b_acc + product(b_weight.to(COMPUTE), b_tile.to(COMPUTE))
