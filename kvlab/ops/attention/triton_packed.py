@@ -25,8 +25,8 @@ def paged_decode_packed(
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Program (head block, split, sequence), as `paged_decode`; D is half a row's values, ROW its bytes with padding; DV and ROW_V
-    are those of values."""
+    """Program (head block, split, sequence), as `paged_decode`; D is half a row's values, ROW its bytes with padding;
+    DV and ROW_V are those of values."""
     i_kv, i_seq, o_head, m_head, n, first, stop = place(p_len, p_first, GROUP, BLOCK_H, SPLIT, WINDOW, CHUNK)
     o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     b_max = tl.full([BLOCK_H], float("-inf"), tl.float32)

@@ -56,7 +56,7 @@ def decode_launches(
         "s_turned_row": turned.stride(0), "s_turned_head": turned.stride(1),
         "s_latent_page": pages[0].stride(0), "s_latent_token": pages[0].stride(2),
         "s_rope_page": pages[1].stride(0), "s_rope_token": pages[1].stride(2), "s_table": batch.block_table.stride(0),
-        "s_out_row": parts.stride(0), "s_out_head": parts.stride(2), "s_out_split": parts.stride(1), 
+        "s_out_row": parts.stride(0), "s_out_head": parts.stride(2), "s_out_split": parts.stride(1),
         "s_lse_row": lse.stride(0), "s_lse_split": lse.stride(1),
     }  # fmt: skip
     # one latent is 512 fp32 sums: AMD's registers hold those of half as many heads, beside half as many tokens
@@ -64,8 +64,8 @@ def decode_launches(
     block_h = min(most_heads, power_of_2(heads, 16))
     meta = {
         "HEADS": heads, "BLOCK_H": block_h, "C": latent, "BLOCK_C": power_of_2(latent, 16), "R": rotated,
-        "BLOCK_R": power_of_2(rotated, 16), "PAGE": views.block_size, "BLOCK_N": tokens, "SPLIT": split, "ALONE": splits == 1,
-        "SOFT_FP8": soft, "COMPUTE": compute_type(inner.dtype, rope.dtype),
+        "BLOCK_R": power_of_2(rotated, 16), "PAGE": views.block_size, "BLOCK_N": tokens, "SPLIT": split,
+        "ALONE": splits == 1, "SOFT_FP8": soft, "COMPUTE": compute_type(inner.dtype, rope.dtype),
     }  # fmt: skip
     launches = [Launch(mla_decode, (-(-heads // block_h), splits, count), args, meta, num_warps=8, num_stages=2)]
     return [*launches, merge_launch(parts, lse, out)] if splits > 1 else launches

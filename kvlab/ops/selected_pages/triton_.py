@@ -31,10 +31,13 @@ def selected_decode(
     BLOCK_DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PER_SPLIT: tl.constexpr, SPLITS: tl.constexpr,
     SOFT_FP8: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, split of the chosen pages, sequence)."""
-    i_kv, i_split, i_seq = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    """Program (head block, split of the chosen pages, sequence); a KV head has a block for every BLOCK_H of its heads."""
+    BLOCKS: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
+    i_kv, i_split = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1).to(tl.int64)
+    i_seq = tl.program_id(2).to(tl.int64)
     n = tl.load(p_len + i_seq)
-    o_group, o_d, o_dv = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    o_group = tl.program_id(0) % BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
+    o_d, o_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     m_head, o_head = o_group < GROUP, i_kv * GROUP + o_group
     o_q = i_seq * s_q_row + o_head[:, None] * s_q_head + o_d[None, :]
     b_q = tl.load(p_q + o_q, mask=m_head[:, None] & (o_d < D)[None, :], other=0.0).to(COMPUTE)
@@ -87,7 +90,8 @@ def decode_launches(
     meta = attention.whole_meta(query, views, rules)
     group = meta["GROUP"]
     kept = ("GROUP", "D", "BLOCK_D", "DV", "BLOCK_DV", "PAGE", "BLOCK_N", "SOFT_FP8", "COMPUTE")
-    meta = {k: meta[k] for k in kept} | {"BLOCK_H": power_of_2(group, 16), "PER_SPLIT": PER_SPLIT, "SPLITS": splits}
+    block_h = min(64, power_of_2(group, 16))
+    meta = {k: meta[k] for k in kept} | {"BLOCK_H": block_h, "PER_SPLIT": PER_SPLIT, "SPLITS": splits}
     lse = query.new_empty((rows, splits, num_heads), dtype=torch.float32)
     parts = out[:, None] if splits == 1 else lse.new_empty((rows, splits, num_heads, out.shape[2]))
     args = attention.page_args(query, views, batch, rules)
@@ -96,5 +100,5 @@ def decode_launches(
         "s_chosen_head": chosen.stride(1), "s_out_row": parts.stride(0), "s_out_split": parts.stride(1),
         "s_out_head": parts.stride(2), "s_lse_row": num_heads,
     }  # fmt: skip
-    launches = [Launch(selected_decode, (kv_heads, splits, rows), args, meta, num_stages=3)]
+    launches = [Launch(selected_decode, (kv_heads * -(-group // block_h), splits, rows), args, meta, num_stages=3)]
     return [*launches, merge_launch(parts, lse, out)] if splits > 1 else launches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import latent_pages
 import pytest
 import torch
-from paged import drawn, fill
+from paged import drawn, fill, oracle
 from stateful import poisoned, run_schedule
 from tolerances import assert_close
 
@@ -154,10 +154,17 @@ def test_chosen_pages_are_read_and_no_others(fmt: str, monkeypatch: pytest.Monke
     assert_close("chosen", selected_reference.selected_pages(query, paged.views, paged.batch, chosen, 0.3), out, "fp32")
     assert (out[1, 3:] == 0).all(), "a head that chose nothing"
     every = torch.arange(8, dtype=torch.int32).expand(3, 2, 8).contiguous()
-    from paged import oracle
-
     whole = selected_pages(query, paged.views, paged.batch, every, scale=0.3)
     assert_close("all pages", oracle(query, paged, 0.3), whole, "fp32")
+
+
+def test_chosen_pages_of_more_heads_than_a_block_holds() -> None:
+    """Falcon's 71 query heads of one KV head are two blocks of 64, the second nearly empty."""
+    paged = fill("fp32", (1, 16, 4), ([1, 1], [9, 2]))
+    query, every = torch.randn(2, 71, 16), torch.arange(3, dtype=torch.int32).expand(2, 1, 3).contiguous()
+    assert_close(
+        "blocks", oracle(query, paged, 0.3), selected_pages(query, paged.views, paged.batch, every, scale=0.3), "fp32"
+    )
 
 
 def test_chosen_pages_must_fit_the_heads() -> None:
