@@ -31,6 +31,10 @@ class Launch:
         args: run-time arguments by parameter name: tensors, integers, floats; None where the kernel has no use for one.
         meta: compile-time arguments by parameter name.
         num_warps, num_stages: threads of a program in warps; loads in flight in its loop.
+        strided: tensors whose last axis the kernel walks by a stride that it is given.
+
+    Raises:
+        ValueError: another tensor whose last axis is not contiguous: the kernel would read its neighbours in memory.
     """
 
     kernel: Any
@@ -39,6 +43,15 @@ class Launch:
     meta: dict[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
+    strided: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in self.args.items():
+            if isinstance(value, torch.Tensor) and name not in self.strided and _last_stride(value) != 1:
+                raise ValueError(
+                    f"{name} {tuple(value.shape)} of {self.kernel.__name__}: the stride of its last axis is "
+                    f"{value.stride(-1)}, must be 1"
+                )
 
     def run(self) -> None:
         """Runs it; a grid without programs is no launch."""
@@ -48,8 +61,9 @@ class Launch:
     def signature(self) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list]]:
         """(types, constants, attributes) with which a real launch of these arguments compiles the kernel.
 
-        A tensor begins at a multiple of 16 bytes, as allocators give it and `kvlab.specs.layout` places segments; an
-        integer that is a multiple of 16 is known as one, and 1 is a constant.
+        Memory begins at a multiple of 16 bytes, as allocators give it, and `kvlab.specs.layout` places segments so: a
+        tensor does that begins a multiple of 16 bytes into its memory. An integer that is a multiple of 16 is known as
+        one, and 1 is a constant.
         """
         types, constants, facts = {}, {}, {}
         for i, name in enumerate(self.kernel.arg_names):
@@ -58,7 +72,8 @@ class Launch:
                 types[name], constants[name] = "constexpr", value
             elif isinstance(value, torch.Tensor):
                 types[name] = f"*{TYPE_NAMES[value.dtype]}"
-                facts[(i,)] = [["tt.divisibility", 16]]
+                if value.storage_offset() * value.element_size() % 16 == 0:
+                    facts[(i,)] = [["tt.divisibility", 16]]
             elif isinstance(value, float):
                 types[name] = "fp32"
             else:
@@ -66,6 +81,11 @@ class Launch:
                 if value % 16 == 0:
                     facts[(i,)] = [["tt.divisibility", 16]]
         return types, constants, facts
+
+
+def _last_stride(x: torch.Tensor) -> int:
+    """Elements between neighbours of the last axis; 1 where there are none."""
+    return x.stride(-1) if x.dim() and x.shape[-1] > 1 and x.numel() else 1
 
 
 def interpreted() -> bool:
@@ -100,11 +120,12 @@ def native_fp8(device: torch.device) -> bool:
 
 def warp_group_products(device: torch.device) -> bool:
     """Whether products of 64 rows and more are done by groups of four warps, their sums beside the registers' other
-    needs: from compute capability 9.0 on. Elsewhere a tile has to be smaller."""
+    needs: compute capabilities 9 and 10. Elsewhere (12.x too, which has neither wgmma nor tcgen05) a tile has to be
+    smaller."""
     if _targets:
-        return _targets[-1].backend == "cuda" and _targets[-1].arch >= 90
+        return _targets[-1].backend == "cuda" and 90 <= _targets[-1].arch < 120
     is_cuda = device.type == "cuda" and torch.version.hip is None
-    return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+    return is_cuda and (9, 0) <= torch.cuda.get_device_capability(device) < (12, 0)
 
 
 def amd(device: torch.device) -> bool:

@@ -73,7 +73,8 @@ def write_launch(
         "BLOCK_DV": power_of_2(width, least), "HALF": half, "PAIRS": pairs, "PAGE": views.block_size,
         "KIND": kind, "BITS": bits, "SHARED": shared, "TURN": views.format.endswith("_had"),
     }  # fmt: skip
-    return Launch(write_rows, (key.shape[0], -(-heads // block_h)), args, meta, num_warps=4, num_stages=1)
+    grid, strided = (key.shape[0], -(-heads // block_h)), ("p_k_fixed", "p_v_fixed")
+    return Launch(write_rows, grid, args, meta, num_warps=4, num_stages=1, strided=strided)
 
 
 def _stored(x: torch.Tensor | None) -> torch.Tensor | None:
