@@ -14,10 +14,14 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton", reason="triton is for Linux only")
+
+from kvlab.lab.kernels.compiling import TARGETS
+from kvlab.lab.kernels.configs import CI, configs
 from kvlab.lab.kernels.cost import attention_cost
 from kvlab.lab.kernels.shapes import SHAPES
-
-pytest.importorskip("triton", reason="triton is for Linux only")
+from kvlab.ops.attention.coverage import PACKED, WHOLE
+from kvlab.ops.write_kv.triton_ import KINDS
 
 WITH_PRODUCTS = ("decode", "prefill", "verify-tree", "mla-decode", "selected-decode", "closed-decode")
 PLANTED = Path(__file__).parent / "planted.py"
@@ -31,11 +35,35 @@ def output(*command: str, code: int = 0) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("arch", "least"), [("sm_80", 6), ("sm_90", 19), ("sm_100", 5), ("gfx942", 3)])
-def test_production_configurations_keep_the_rules(arch: str, least: int) -> None:
+def test_what_ci_is_to_compile_exists() -> None:
+    """A misspelt name or target would be compiled by nobody, and keep every rule."""
+    names = [c.name for c in configs()]
+    assert len(names) == len(set(names)) and set(CI) <= set(names)
+    assert all(archs and set(archs) <= set(TARGETS) for archs in CI.values())
+    assert {c.name: c.archs for c in configs() if c.archs} == CI
+    assert {
+        "decode/llama-3-8b/bf16",
+        "prefill/llama-3-8b/bf16",
+        "prefill/llama-3-8b/int4",
+        "write/llama-3-8b/bf16",
+    } <= {name for name, archs in CI.items() if set(archs) == set(TARGETS)}
+
+
+def test_every_format_with_a_kernel_is_compiled_in_decode_prefill_and_write() -> None:
+    """Of names of one kernel (int4, symmetric, turned before it is written) one stands for all."""
+    compiled = {c.name for c in configs()}
+    kernels = {fmt: (fmt,) for fmt in WHOLE if fmt != "fp32"} | {fmt: kernel for fmt, kernel in PACKED.items()}
+    for operation in ("decode", "prefill"):
+        found = [kernel for fmt, kernel in kernels.items() if f"{operation}/llama-3-8b/{fmt}" in compiled]
+        assert sorted(found, key=str) == sorted(set(kernels.values()), key=str)
+    assert {f"write/llama-3-8b/{fmt}" for fmt in KINDS if fmt != "fp32"} <= compiled
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_production_configurations_keep_the_rules(arch: str) -> None:
     """No spills, 16-byte loads of codes, matrix units in every narrow product, or an exception with its reason."""
     rows = json.loads(output("-m", "kvlab", "kernels", "--arch", arch, "--json"))["rows"]
-    assert least <= len(rows) <= (60 if arch == "sm_90" else 20)
+    assert sorted(r["config"] for r in rows) == sorted(name for name, archs in CI.items() if arch in archs)
     assert not [r["broken"] for r in rows if r["broken"]]
     for r in rows:
         products = r["config"].split("/")[0] in WITH_PRODUCTS

@@ -146,10 +146,12 @@ def prefill_launch(
     kv_heads, first, tree, packed = views.k.shape[1], batch.num_decodes, batch.tree, views.format in PACKED
     meta = (packed_meta if packed else whole_meta)(query, views, rules)
     wide = max(query.shape[2], out.shape[2]) > 128
-    large = warp_group_products(query.device) and not wide and not tree
-    block_m = power_of_2(meta["GROUP"], 128 if large else 64)
-    # a tree's mask is a second tile of the scores' size, two halves are two products' operands in registers
-    small = tree or wide or (packed and not large) or (meta.get("SCALES") and amd(query.device))
+    warp_groups = warp_group_products(query.device)
+    block_m = power_of_2(meta["GROUP"], 128 if warp_groups and not wide and not tree else 64)
+    decoded_on_amd = amd(query.device) and (packed or meta["SCALES"])
+    # a tree's mask is a second tile of the scores' size, two halves are two products' operands in registers; of codes of
+    # 4 bits a tile of 32 tokens is 8 bytes a lane, so that where operands need not be in registers it has 64
+    small = wide or (not warp_groups if packed else tree) or decoded_on_amd
     block_n = 32 if small else meta["BLOCK_N"]
     meta |= {"BLOCK_M": block_m, "BLOCK_Q": block_m // meta["GROUP"], "BLOCK_N": block_n}
     args = page_args(query, views, batch, rules) | {
@@ -160,7 +162,9 @@ def prefill_launch(
     }  # fmt: skip
     # each sequence may end in a block that is not full
     blocks = (query.shape[0] - first) // meta["BLOCK_Q"] + batch.num_seqs - first
-    return Launch(paged_prefill_packed if packed else paged_prefill, (blocks, kv_heads), args, meta, num_warps=8)
+    # two waves of a SIMD share its registers, which does not leave each what a decoded tile and its sums take
+    warps = 4 if decoded_on_amd else 8
+    return Launch(paged_prefill_packed if packed else paged_prefill, (blocks, kv_heads), args, meta, num_warps=warps)
 
 
 def count_splits(longest: int, rules: Rules, split: int) -> int:
