@@ -42,8 +42,12 @@ def finished_views(
     """`views` [layer][part], with the calibrated scales of each layer and the rotation of keys stored before it.
 
     Raises:
-        ValueError: scales for a layer that is not in fp8, or of another shape; a rotation that is not known.
+        ValueError: scales for a layer that is not there or not in fp8, or of another shape; a rotation that is not
+            known.
     """
+    beyond = sorted(set(scales or ()) - set(range(len(views))))
+    if beyond:
+        raise ValueError(f"kv_scales: layer {beyond[0]}: the model has layers 0 to {len(views) - 1}")
     found = []
     for layer, parts in enumerate(views):
         finished = tuple(_finished(view, model, layer, max_len) for view in parts)

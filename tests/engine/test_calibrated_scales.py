@@ -61,6 +61,9 @@ def test_scales_of_other_formats_and_shapes_are_refused(quiet) -> None:
     scales = calibrate(keys_and_values(quiet, PROMPTS[1]), "head")
     with pytest.raises(ValueError, match="kv_scales: layer 0 is not stored in fp8_e4m3"):
         Engine(quiet, kv_dtype="int8", kv_scales=scales, num_blocks=9)
+    for beyond in (-1, 3):
+        with pytest.raises(ValueError, match=f"kv_scales: layer {beyond}: the model has layers 0 to 2"):
+            Engine(quiet, kv_dtype="fp8_e4m3", kv_scales={0: scales[0], beyond: scales[0]}, num_blocks=9)
     wide = {0: type(scales[0])(torch.ones(3, 1), torch.ones(2, 1))}
     with pytest.raises(ValueError, match=r"k of layer 0 has shape \(3, 1\)"):
         Engine(quiet, kv_dtype="fp8_e4m3", kv_scales=wide, num_blocks=9)

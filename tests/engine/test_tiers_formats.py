@@ -12,13 +12,14 @@ from kvlab.engine.storage import PagedStorage
 from kvlab.engine.tiers import TierOptions
 from kvlab.engine.tiers_memory import HostMemory
 from kvlab.plan.policies import default_block_size
+from kvlab.quant.fixed import FixedScales
 from kvlab.specs.formats import get_format
 from kvlab.specs.model import LayerSpec, ModelSpec
 from kvlab.specs.parts import Attention, SlidingWindow
 from kvlab.specs.pools import pool_layout
 
 __all__ = ["plain"]
-CPU = torch.device("cpu")
+CPU, ONE = torch.device("cpu"), SamplingParams(1, ignore_eos=True)
 
 
 @pytest.mark.parametrize("pools", ["per_kind", "unified", "sectors"])
@@ -77,3 +78,27 @@ def test_quantized_pages_survive_a_restart_bit_for_bit(tmp_path, plain, monkeypa
     assert len(pairs) == second.events.of("load")[0].pages and all(torch.equal(a, b) for a, b in pairs)
     # an engine of that format which knows no tier says the same
     assert said == run(engine_of(model, **(options | {"tiers": None})), longer, params)[0]
+
+
+def test_pages_of_other_calibrated_scales_are_other_pages(tmp_path, plain, monkeypatch):
+    """A code means something only together with its scale, which lies in no page: one scale of one layer, of keys or of
+    values, changed or absent, and nothing is found."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    model, prompt = kind("full"), prompt_of(kind("full"), 20)
+
+    def scales(layer=0, k=1.0, v=1.0):
+        found = {i: FixedScales(torch.full((1, 1), 0.5), torch.full((1, 1), 0.25)) for i in range(2)}
+        return found | {layer: FixedScales(found[layer].k * k, found[layer].v * v)}
+
+    def run_with(kv_scales):
+        tiers = TierOptions(HOST, tmp_path, 1 << 22)
+        return run(engine_of(model, kv_dtype="fp8_e4m3", kv_scales=kv_scales, tiers=tiers), prompt, ONE)
+
+    first, loaded = run_with(scales())
+    assert loaded == 0 and run_with(scales()) == (first, 16)
+    changed = [scales(0, k=0.5), scales(1, v=2.0), scales(1, k=0.5, v=2.0)]
+    # the same numbers by head; a layer without; none at all
+    by_head = {i: FixedScales(x.k.expand(2, 1), x.v) for i, x in scales().items()}
+    for other in (*changed, by_head, {0: scales()[0]}, None):
+        assert run_with(other)[1] == 0
+    assert run_with(scales()) == (first, 16), "files of another are left to their owner"
