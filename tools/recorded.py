@@ -79,12 +79,17 @@ def soak() -> tuple[int, dict]:
 
 
 def quality() -> int:
-    """Three formats on 30,720 tokens, every format on fewer, and passkeys; each command writes its own record."""
-    out, passkey = str(RESULTS / "quality_kv_formats.json"), str(RESULTS / "passkey_kv_formats.json")
-    every = ["--more", "--in-chunks", "--segments", "8", "--length", "768", "--formats", "ALL"]
-    for module, arguments in (("quality", []), ("quality", every), ("passkey", [])):
-        command = [sys.executable, "-m", f"kvlab.lab.{module}", "--out", passkey if module == "passkey" else out]
-        if code := subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode:
+    """Every format on 30,720 tokens in chunks, three of them token by token, and passkeys on both models; each command
+    writes its own record."""
+    every = ["--formats", "ALL"]
+    for module, out, arguments in (
+        ("quality", "quality_kv_formats", ["--in-chunks", *every]),
+        ("quality", "quality_one_by_one", []),
+        ("passkey", "passkey_kv_formats", every),
+        ("passkey", "passkey_kv_formats_gemma", [*every, "--model", "gemma3-270m"]),
+    ):
+        command = [sys.executable, "-m", f"kvlab.lab.{module}", "--out", str(RESULTS / f"{out}.json"), *arguments]
+        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
             return code
     return 0
 

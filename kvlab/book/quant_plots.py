@@ -9,28 +9,31 @@ from typing import Any
 import torch
 
 from kvlab.book.plots import new_figure
-from kvlab.lab.format_report import bits_per_value
+from kvlab.lab.format_report import bits_held
 from kvlab.specs.formats import FORMATS
 
 Layer = tuple[torch.Tensor, torch.Tensor]
 
 
 def channel_sizes(layers: Sequence[Layer]) -> dict[str, torch.Tensor]:
-    """For keys and for values: the largest |value| of every channel over its head's median channel, largest first.
+    """For keys and for values: |value| of every channel at the median token over its head's median channel, largest
+    first. A channel that is large at a few tokens only is not large here.
 
     Returns:
         name -> fp32 [layers * Hkv, D], each row sorted downwards.
     """
     found = {}
     for i, name in enumerate(("keys", "values")):
-        largest = torch.cat([layer[i].abs().amax(0) for layer in layers])
-        found[name] = (largest / largest.median(-1, keepdim=True).values).sort(-1, descending=True).values
+        typical = torch.cat([layer[i].abs().median(0).values for layer in layers])
+        found[name] = (typical / typical.median(-1, keepdim=True).values).sort(-1, descending=True).values
     return found
 
 
 def channels_figure(layers: Sequence[Layer]) -> Any:
     """Sizes of channels, keys and values side by side: the median head and the most extreme tenth."""
-    figure = new_figure(x="channel of a head, largest first", y="|value|, median channel is 1", log_y=True)
+    figure = new_figure(
+        x="channel of a head, largest first", y="|value| at the median token, median channel is 1", log_y=True
+    )
     looks = {"keys": ("solid", "circle"), "values": ("dash", "diamond")}
     for name, sizes in channel_sizes(layers).items():
         for label, share in (("median head", 0.5), ("one head in ten", 0.9)):
@@ -52,24 +55,15 @@ def heat_figure(rows: torch.Tensor, title: str) -> Any:
 
 
 def quality_points(result: dict[str, Any], heads: int = 3, head_dim: int = 64) -> list[tuple[str, float, dict]]:
-    """(format, real bits per value, its recorded scores) of every plain format of a recorded result, most bits first."""
-    names = [name for name in result["formats"] if name in FORMATS]
-    points = [(n, bits_per_value(n, heads, head_dim)[0], result["formats"][n]) for n in names]
+    """(format, bits per value that a recorded segment held, its scores) of every plain format, most bits first."""
+    names, tokens = [name for name in result["formats"] if name in FORMATS], result["segment_tokens"]
+    points = [(n, bits_held(n, heads, head_dim, tokens), result["formats"][n]) for n in names]
     return sorted(points, key=lambda point: (-point[1], point[2]["kl"]["mean"]))
 
 
-def unrecorded_words(result: dict[str, Any]) -> str:
-    """Which formats of the menu a recorded result and its second, shorter record say nothing of."""
-    known = {result["baseline"]["format"], *result["formats"], *result.get("more", {}).get("formats", ())}
-    missing = [name for name in FORMATS if name not in known and name != "fp64"]  # fp64 is for tests
-    if not missing:
-        return "Every format of the menu has a record."
-    return f"No quality recorded yet: {', '.join(missing)}."
-
-
 def quality_figure(result: dict[str, Any]) -> Any:
-    """KL divergence against real bits per value, with the band over segments."""
-    figure = new_figure(x="real bits per value", y="KL divergence (nats per token)", log_y=True)
+    """KL divergence against the bits per value that a segment held, with the band over segments."""
+    figure = new_figure(x="bits held per value", y="KL divergence (nats per token)", log_y=True)
     marks = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
     points = quality_points(result)
     sides = label_sides([(bits, math.log10(scores["kl"]["mean"]), name) for name, bits, scores in points])
@@ -81,6 +75,28 @@ def quality_figure(result: dict[str, Any]) -> Any:
             error_y={"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - max(low, mean / 10)]},
         )  # fmt: skip
     figure.update_xaxes(range=[min(bits for _, bits, _ in points) - 0.4, max(bits for _, bits, _ in points) + 0.9])
+    return figure
+
+
+def retrieval_figure(quality: dict[str, Any], passkey: dict[str, Any]) -> Any:
+    """Share of numbers retrieved against KL divergence of the next token, a point for every format with both records."""
+    figure = new_figure(x="KL divergence (nats per token)", y="numbers retrieved (%)", log_x=True)
+    found = {
+        n: [sum(row[key] for row in rows.values()) for key in ("retrieved", "of")]
+        for n, rows in passkey["formats"].items()
+    }
+    points = [
+        (n, scores["kl"]["mean"], 100 * found[n][0] / found[n][1])
+        for n, _, scores in quality_points(quality)
+        if n in found
+    ]
+    sides = label_sides([(math.log10(kl), share, name) for name, kl, share in points], 0.06, 6)
+    for name, kl, share in points:
+        figure.add_scatter(
+            x=[kl], y=[share], name=name, mode="markers+text", text=[name], textposition=sides[name],
+            marker={"size": 9}, showlegend=False,
+        )  # fmt: skip
+    figure.update_yaxes(range=[-8, 115])
     return figure
 
 

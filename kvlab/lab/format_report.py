@@ -80,6 +80,15 @@ def bits_per_value(name: str, heads: int, head_dim: int, block_size: int = 32) -
     )
 
 
+def bits_held(name: str, heads: int, head_dim: int, tokens: int) -> float:
+    """Bits per value that a sequence of `tokens` tokens holds: the recent window of a format of groups, here in bf16,
+    included, padding of pages not."""
+    fmt = get_format(name)
+    plain = Attention(heads, head_dim, head_dim, get_format("bf16"))
+    parts = grouped(plain, 0, fmt) if fmt.group_tokens else (stored_part(name, heads, head_dim),)
+    return 8 * sum(part.bytes_at(tokens) for part in parts) / (2 * heads * head_dim * tokens)
+
+
 def stored_again(
     name: str, key: torch.Tensor, value: torch.Tensor, turn: Turn | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,8 +126,12 @@ def report(model: LoadedModel, names: Sequence[str] = (), ids: Sequence[int] | N
     Raises:
         ValueError: an unknown format; a model whose layers do not keep keys and values.
     """
+    return report_on(model, keys_and_values(model, model.tokenizer.encode(TEXT) if ids is None else ids), names)
+
+
+def report_on(model: LoadedModel, layers: Layers, names: Sequence[str] = ()) -> list[FormatRow]:
+    """As `report`, on `layers` that `kvlab.lab.paged_run.keys_and_values` took from `model`'s cache, all or some."""
     names = [get_format(n).name for n in names] or [n for n in FORMATS if n != "fp64"]
-    layers = keys_and_values(model, model.tokenizer.encode(TEXT) if ids is None else ids)
     head_dim = layers[0][0].shape[2]
     facts = model.config.layers[0].branches[0].module
     turn = None if facts.rope is None else key_turn(facts.rope, head_dim, model.decoder, len(layers[0][0]))

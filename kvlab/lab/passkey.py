@@ -5,7 +5,7 @@ sentence is read once per format and the cache taken back to where the sentence 
 one chunk. The number counts as retrieved when each of its tokens was the most likely one: what greedy decoding would
 have written. Lengths start where full precision still retrieves it.
 
-    python -m kvlab.lab.passkey --out book/results/passkey_kv_formats.json
+    python -m kvlab.lab.passkey --formats ALL --out book/results/passkey_kv_formats.json
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from kvlab.lab.paged_run import PagedRun
 from kvlab.models.load import LoadedModel, load_model
+from kvlab.specs.formats import FORMATS
 
 OPENING = "There is an important piece of information hidden in a long text. Find it and remember it."
 FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -110,11 +111,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="default: SmolLM2-135M-Instruct")
-    parser.add_argument("--formats", nargs="+", default=["fp32", "int8", "fp8_e4m3", "int4", "int4_had", "kivi2"])
+    parser.add_argument("--formats", nargs="+", default=["fp32", "int8", "fp8_e4m3", "int4", "int4_had", "kivi2"],
+                        help="formats to ask with, or ALL")  # fmt: skip
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048], help="tokens of a prompt")
-    parser.add_argument("--trials", type=int, default=5, help="prompts of each length, at depths spread evenly")
+    parser.add_argument("--trials", type=int, default=6, help="prompts of each length, at depths spread evenly")
     parser.add_argument("--out", required=True, help="file for the JSON, written after every format")
     args = parser.parse_args(argv)
+    if args.formats == ["ALL"]:
+        args.formats = [name for name in FORMATS if name != "fp64"]  # fp32 is full precision
     raw = list(sys.argv[1:] if argv is None else argv)
     origin, begun = provenance("python -m kvlab.lab.passkey " + " ".join(raw)), time.perf_counter()
     model = load_model(args.model)

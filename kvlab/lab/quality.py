@@ -4,9 +4,9 @@ Segments of a text are read by the model one token at a time through a paged cac
 cache per format, and one in the dtype the model computes in ("full precision": of the cache, not of the weights).
 At every token the formats' distributions are compared with the full-precision one.
 
-    python -m kvlab.lab.quality --out book/results/quality_kv_formats.json
-    python -m kvlab.lab.quality --out book/results/quality_kv_formats.json --more --in-chunks --segments 8 --length 768
-        --formats ALL   (every format, fewer tokens)
+    python -m kvlab.lab.quality --in-chunks --formats ALL --out book/results/quality_kv_formats.json
+    python -m kvlab.lab.quality --out book/results/quality_one_by_one.json    (three formats, token by token)
+    python -m kvlab.lab.quality --join A.json B.json --out C.json             (runs of other formats, made side by side)
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def score_in_chunks(
     kv_dtypes: Sequence[str],
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, SegmentScores]:
-    """As `score_formats`, each segment read as one chunk: the same numbers, because every format is causal, sooner.
+    """As `score_formats`, each segment read as one chunk: sooner, and the same numbers but for rounding, because every
+    format is causal.
 
     `kv_dtypes` may be rules such as "int4,first=2:bf16".
     """
@@ -232,6 +233,33 @@ def record(args: argparse.Namespace) -> dict:
     }
 
 
+SAME = ("what", "commit", "device", "versions", "conditions", "text", "seeds", "segments", "segment_tokens", "baseline")
+
+
+def joined(parts: Sequence[dict]) -> dict:
+    """One record of runs of different formats over the same segments; `runs` keeps each one's command and seconds.
+
+    Raises:
+        ValueError: runs that differ in code, machine, text or full-precision numbers, or share a format.
+    """
+    first, names = parts[0], [name for part in parts for name in part["formats"]]
+    for part in parts[1:]:
+        if differs := [key for key in SAME if part[key] != first[key]]:
+            raise ValueError(f"runs differ in {', '.join(differs)}: only runs of the same measurement can be joined")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"formats {', '.join(twice)}: each must stand in one run only")
+    order = sorted(names, key=lambda name: (list(FORMATS).index(name) if name in FORMATS else len(FORMATS), name))
+    rows = {key: {n: row for part in parts for n, row in part[key].items()} for key in ("formats", "per_segment")}
+    return first | {
+        "date": max(part["date"] for part in parts),
+        "command": f"{len(parts)} runs of python -m kvlab.lab.quality, joined",
+        "runs": [{key: part[key] for key in ("command", "date", "seconds")} for part in parts],
+        "seconds": round(sum(part["seconds"] for part in parts), 1),
+        "formats": {name: rows["formats"][name] for name in order},
+        "per_segment": {name: rows["per_segment"][name] for name in (first["baseline"]["format"], *order)},
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; see the module's docstring."""
     import sys
@@ -242,15 +270,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--segments", type=int, default=40, help="segments of the text, at least 8 for a band")
     parser.add_argument("--length", type=int, default=768, help="tokens of a segment")
     parser.add_argument("--in-chunks", action="store_true", help="read each segment as one chunk: sooner, same numbers")
-    parser.add_argument("--more", action="store_true", help="keep what --out holds; this run goes under its key 'more'")
+    parser.add_argument("--join", nargs="+", metavar="FILE", help="measure nothing: one record of the runs in FILES")
     parser.add_argument("--out", help="file for the JSON; standard output when absent")
     args = parser.parse_args(argv)
     if args.formats == ["ALL"]:
         args.formats = [name for name in FORMATS if name not in ("fp64", "fp32")]
     args.raw = list(sys.argv[1:] if argv is None else argv)
-    found = record(args)
-    if args.out and args.more:
-        found = json.loads(Path(args.out).read_text(encoding="utf-8")) | {"more": found}
+    files = args.join or ()
+    found = joined([json.loads(Path(f).read_text(encoding="utf-8")) for f in files]) if files else record(args)
     text = json.dumps(found, indent=1)
     if args.out:
         Path(args.out).write_text(text + "\n", encoding="utf-8")

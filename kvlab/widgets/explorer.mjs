@@ -206,8 +206,8 @@ function card(name, term, value, detail) {
 function quality(data, params) {
   const recorded = data.quality;
   const row = recorded?.formats?.[params.kv_dtype];
-  const about = row?.conditions ?? recorded?.conditions ?? "";
-  const baseline = row?.baseline ?? recorded?.baseline;
+  const about = recorded?.conditions ?? "";
+  const baseline = recorded?.baseline;
   const title = node("h4", {}, `Quality of a ${params.kv_dtype} cache`);
   if (!row) return [title, node("p", { class: "kvx-note" }, `Not measured for ${params.kv_dtype}. ${about}`)];
   const band = ([low, high], digits) => `95% band ${low.toPrecision(digits)} to ${high.toPrecision(digits)}`;

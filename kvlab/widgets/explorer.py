@@ -54,13 +54,7 @@ def recorded_quality() -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     conditions = f"{result['conditions']} {provenance(result)}"
-    # a second, shorter record of every format stands in where the long one has nothing
-    more = result.get("more")
-    formats = {} if more is None else {
-        name: row | {"conditions": f"{more['conditions']} {provenance(more)}", "baseline": more["baseline"]}
-        for name, row in more["formats"].items()
-    }  # fmt: skip
-    return {"baseline": result["baseline"], "formats": formats | result["formats"], "conditions": conditions}
+    return {"baseline": result["baseline"], "formats": result["formats"], "conditions": conditions}
 
 
 def fallback_table(states: list[dict[str, Any]]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.book.quant_plots import label_sides, unrecorded_words
-from kvlab.specs.formats import FORMATS
+from kvlab.book.quant_plots import label_sides
 
 
 def test_a_label_avoids_points_and_labels_placed_before() -> None:
@@ -20,12 +19,3 @@ def test_a_label_avoids_points_and_labels_placed_before() -> None:
 def test_where_every_side_is_taken_the_label_stands_above() -> None:
     ring = [(0.9, 0.0, "w"), (1.1, 0.0, "e"), (1.0, 0.15, "n"), (1.0, -0.15, "s")]
     assert label_sides([(1.0, 0.0, "mid"), *ring])["mid"] == "top center"
-
-
-def test_a_format_without_a_record_is_named() -> None:
-    record = {"baseline": {"format": "fp32"}, "formats": {"bf16": {}}}
-    rest = {name: {} for name in FORMATS if name not in ("fp64", "fp32", "bf16", "int8_g32", "nvfp4")}
-    assert unrecorded_words(record | {"more": {"formats": rest}}) == "No quality recorded yet: int8_g32, nvfp4."
-    assert unrecorded_words(record).count(",") == len(FORMATS) - 4
-    rest |= {"int8_g32": {}, "nvfp4": {}}
-    assert unrecorded_words(record | {"more": {"formats": rest}}) == "Every format of the menu has a record."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvlab.lab.format_report import bits_per_value, planted, relative_error, report, stored_again
+from kvlab.lab.format_report import bits_held, bits_per_value, planted, relative_error, report, stored_again
 from kvlab.lab.small_model import small_model
 from kvlab.specs.fixed_scales import FIXED, SHARES, fixed_scale_bytes
 from kvlab.specs.formats import FORMATS
@@ -21,6 +21,16 @@ from kvlab.specs.kv_dtypes import with_formats
 def test_real_bits_at_64_values_a_head(name: str, real: float) -> None:
     assert bits_per_value(name, 3, 64)[0] == real
     assert bits_per_value(name, 3, 64)[1] >= real
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "held"),
+    [("int4", 768, 4.5), ("int4", 1, 4.5),
+     # the last 160 tokens are kept in bf16 too, and before the first group of 32 is whole they are all there is
+     ("kivi4", 31, 16.0), ("kivi4", 32, 21.0), ("kivi4", 768, 5 + 16 * 160 / 768), ("kivi2", 32_768, 3 + 16 * 160 / 32_768)],
+)  # fmt: skip
+def test_what_a_sequence_holds_counts_the_recent_window(name: str, tokens: int, held: float) -> None:
+    assert bits_held(name, 3, 64, tokens) == pytest.approx(held, rel=1e-12)
 
 
 def test_padding_of_short_rows_is_counted() -> None:

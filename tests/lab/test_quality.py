@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from kvlab.book.results import results_dir  # noqa: E402
 from kvlab.lab.quality import (  # noqa: E402
+    SAME,
     SegmentScores,
+    joined,
     mean_and_band,
     score_formats,
     score_in_chunks,
@@ -22,6 +24,7 @@ from kvlab.lab.quality_text import evaluation_text  # noqa: E402
 from kvlab.models.load import from_state_dict  # noqa: E402
 from kvlab.ops.batch import make_batch  # noqa: E402
 from kvlab.ops.views import page_views  # noqa: E402
+from kvlab.specs.formats import FORMATS  # noqa: E402
 from kvlab.specs.layout import page_layout  # noqa: E402
 
 CONFIG = {
@@ -117,26 +120,71 @@ def test_the_evaluation_text_is_prose_long_enough_and_says_its_licence() -> None
     assert not any(line.startswith(" ") for line in text.text.split("\n"))
 
 
-def test_the_recorded_result_has_what_a_reader_must_know() -> None:
-    path = results_dir() / "quality_kv_formats.json"
-    if not path.is_file():
+def run_of(formats: dict[str, float], /, **changed) -> dict:
+    """A record as `kvlab.lab.quality` writes it, of formats whose divergence is given."""
+    same = dict.fromkeys(("what", "commit", "device", "versions", "conditions", "text", "seeds"), "x")
+    same |= {"segments": 1, "segment_tokens": 2, "baseline": {"format": "fp32", "perplexity": {"mean": 3.0}}}
+    own = {"command": " ".join(formats), "date": "2026-01-02", "seconds": 1.5}
+    rows = {name: {"kl": {"mean": kl}} for name, kl in formats.items()}
+    scores = {name: {"kl": [kl]} for name, kl in ({"fp32": 0.0} | formats).items()}
+    return same | own | {"formats": rows, "per_segment": scores} | changed
+
+
+def test_runs_of_different_formats_become_one_record_in_the_order_of_the_menu() -> None:
+    found = joined([run_of({"int4": 0.3, "bf16": 0.1}), run_of({"int8": 0.2, "int4,first=1:bf16": 0.25})])
+    assert list(found["formats"]) == ["bf16", "int8", "int4", "int4,first=1:bf16"]
+    assert list(found["per_segment"]) == ["fp32", *found["formats"]]
+    assert found["formats"]["int8"]["kl"]["mean"] == 0.2 and found["seconds"] == 3.0
+    assert [run["command"] for run in found["runs"]] == ["int4 bf16", "int8 int4,first=1:bf16"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({key: "other"}, f"runs differ in {key}:") for key in SAME] + [({"formats": {"bf16": {}}}, "formats bf16:")],
+)
+def test_runs_of_different_measurements_are_not_joined(changed: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        joined([run_of({"bf16": 0.1}), run_of({"int8": 0.2}, **changed)])
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, dict]:
+    """The two records: every format in chunks, three formats token by token."""
+    paths = [results_dir() / f"quality_{name}.json" for name in ("kv_formats", "one_by_one")]
+    if not all(path.is_file() for path in paths):
         pytest.skip("quality is not recorded yet (make quality)")
-    result = json.loads(path.read_text(encoding="utf-8"))
-    assert result["text"]["tokens"] >= 30_000 and result["segments"] >= 8
-    assert "4-bit" in result["conditions"] and result["text"]["licence"]
-    for name, row in result["formats"].items():
-        low, high = row["kl"]["band95"]
-        assert 0 <= low <= row["kl"]["mean"] <= high < 1, name
-        assert len(result["per_segment"][name]["kl"]) == result["segments"]
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def test_the_record_of_every_format_is_compared_by_relations() -> None:
+def test_the_recorded_results_have_what_a_reader_must_know(recorded) -> None:
+    for result in recorded.values():
+        assert result["text"]["tokens"] >= 30_000 and result["segments"] >= 8
+        assert "4-bit" in result["conditions"] and result["text"]["licence"]
+        for name, row in result["formats"].items():
+            low, high = row["kl"]["band95"]
+            assert 0 <= low <= row["kl"]["mean"] <= high < 1, name
+            assert len(result["per_segment"][name]["kl"]) == result["segments"]
+
+
+def test_the_record_in_chunks_says_what_the_one_token_by_token_says(recorded) -> None:
+    """The same text in two ways through the cache. Products of other shapes sum in another order, so some codes are
+    the next ones and later layers see other rounding: segments scatter, their mean stays."""
+    chunks, steps = recorded["quality_kv_formats"], recorded["quality_one_by_one"]
+    assert "as one chunk" in chunks["conditions"] and "one token at a time" in steps["conditions"]
+    assert chunks["text"] == steps["text"] and chunks["segments"] == steps["segments"]
+    assert chunks["per_segment"]["fp32"]["nll"] == pytest.approx(steps["per_segment"]["fp32"]["nll"], abs=1e-5)
+    for name, row in steps["formats"].items():
+        again = chunks["formats"][name]
+        assert again["kl"]["mean"] == pytest.approx(row["kl"]["mean"], rel=0.05), name
+        assert again["top1"]["mean"] == pytest.approx(row["top1"]["mean"], abs=0.003), name
+        assert chunks["per_segment"][name]["kl"] == pytest.approx(steps["per_segment"][name]["kl"], rel=0.25), name
+
+
+def test_every_format_has_a_record_and_they_are_compared_by_relations(recorded) -> None:
     """What chapter 8 says of it: scales matter more than a half bit, and eight bits are not eight bits."""
-    more = json.loads((results_dir() / "quality_kv_formats.json").read_text(encoding="utf-8")).get("more")
-    if more is None:
-        pytest.skip("every format is not recorded yet (make quality)")
-    kl = {name: row["kl"]["mean"] for name, row in more["formats"].items()}
-    assert more["segments"] >= 8 and "as one chunk" in more["conditions"]
+    record = recorded["quality_kv_formats"]
+    assert list(record["formats"]) == [name for name in FORMATS if name not in ("fp64", "fp32")]
+    kl = {name: row["kl"]["mean"] for name, row in record["formats"].items()}
     assert kl["int8"] < 0.3 * kl["fp8_e4m3"] < 0.6 * kl["fp8_e5m2"]
     assert kl["int4_had"] < 0.8 * kl["int4"] and kl["int4_g32"] < 0.8 * kl["int4"] and kl["nvfp4"] < kl["mxfp4"]
     assert kl["kivi4"] < kl["kivi2"] and max(kl.values()) < 1
