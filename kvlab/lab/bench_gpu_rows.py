@@ -87,7 +87,8 @@ def _other(make: Callable[..., Callable[[], Any]], shape: Shape, device: torch.d
         for one in steps:
             one()
 
-    return {"layers": layers, **clock.rate(cost, clock.seconds(step) / layers)}
+    cold = clock.is_cold(cost.bytes, layers, device)
+    return {"layers": layers, "cold": cold, **clock.rate(cost, clock.seconds(step) / layers)}
 
 
 def _contiguous(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,8 @@ from kvlab.lab.kernels.tensors import on
 from kvlab.ops.triton_support import Launch
 
 WARM, REPEATS = 3, 11
+LAYERS = 256  # at most: launches of one graph
+MEMORY = 0.8  # share of the free memory that a row's layers may fill
 
 
 def captured(run: Callable[[], Any]) -> Callable[[], None]:
@@ -42,10 +44,31 @@ def seconds(run: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def layers_for(n_bytes: int, device: torch.device) -> int:
-    """How many layers take their turn so that their bytes are at least four times the L2 cache; 256 at most."""
-    cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 * 2**20)
-    return min(256, max(2, -(-4 * cache // n_bytes)))
+def l2_cache(device: torch.device) -> int:
+    """Bytes of the device's L2 cache; 64 MiB where torch does not know."""
+    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 * 2**20)
+
+
+def layers_for(n_bytes: int, device: torch.device, built: int = 0) -> int:
+    """How many layers of `n_bytes` take their turn: as many as move four times the L2 cache, `LAYERS` at most, and no more
+    than fit the free memory with the `built` bytes of each, of which there is one already; `is_cold` says what came of it.
+    """
+    wanted = min(LAYERS, max(2, -(-4 * l2_cache(device) // n_bytes)))
+    if not built:
+        return wanted
+    return max(1, min(wanted, 1 + int(MEMORY * torch.cuda.mem_get_info(device)[0]) // built))
+
+
+def is_cold(n_bytes: int, layers: int, device: torch.device) -> bool:
+    """Whether a layer finds nothing of its last turn in the L2 cache: all layers move at least twice what it holds."""
+    return layers * n_bytes >= 2 * l2_cache(device)
+
+
+def built_bytes(launches: list[Launch]) -> int:
+    """Bytes of all memory behind the launches' tensors, each once: whole pools, of which a call may touch little."""
+    tensors = [x for launch in launches for x in launch.args.values() if isinstance(x, torch.Tensor)]
+    memory = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}
+    return sum(memory.values())
 
 
 def rate(cost: Cost, time: float) -> dict[str, float]:
@@ -60,12 +83,14 @@ def rate(cost: Cost, time: float) -> dict[str, float]:
 
 def launched(build: Callable[[], list[Launch]], cost: Cost, device: torch.device) -> dict[str, Any]:
     """The launches of one layer, all layers in turn: time a layer, and what that means for the bytes it had to move."""
-    layers = layers_for(cost.bytes, device)
     with on(device):
-        launches = [launch for _ in range(layers) for launch in build()]
+        launches = build()
+        layers = layers_for(cost.bytes, device, built_bytes(launches))
+        launches += [launch for _ in range(layers - 1) for launch in build()]
 
     def step() -> None:
         for launch in launches:
             launch.run()
 
-    return {"layers": layers, **rate(cost, seconds(step) / layers)}
+    cold = is_cold(cost.bytes, layers, device)
+    return {"layers": layers, "cold": cold, **rate(cost, seconds(step) / layers)}

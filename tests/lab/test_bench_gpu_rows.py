@@ -51,7 +51,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def layers(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """`count` layers take `count` milliseconds."""
-    monkeypatch.setattr(clock, "layers_for", lambda n_bytes, device: count)
+    monkeypatch.setattr(clock, "layers_for", lambda n_bytes, device, built=0: count)
+    monkeypatch.setattr(clock, "l2_cache", lambda device: 2**20)
     monkeypatch.setattr(clock, "seconds", lambda run: (run() and 0) or count * MILLISECOND)
 
 

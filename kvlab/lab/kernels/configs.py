@@ -27,6 +27,7 @@ from kvlab.specs.parts import Attention
 
 PAGE = 16  # tokens of a page
 NEW, CHUNKS, WRITTEN = 512, 4, 64  # new tokens of a prefill chunk, chunks of a step; tokens of a cache write
+WRITE_CONTEXT = 128  # of a written token's sequence: a write touches its own slot, and a pool is built for each layer
 
 
 @dataclass(frozen=True)
@@ -191,10 +192,10 @@ def _attention_configs() -> list[Config]:
 def _write_configs() -> list[Config]:
     found = []
     for fmt in write.KINDS:
-        shape = replace(SHAPES["llama-3-8b"], fmt=fmt, batch=WRITTEN)
+        shape = replace(SHAPES["llama-3-8b"], fmt=fmt, batch=WRITTEN, context=WRITE_CONTEXT)
         if fmt != "fp32":
             found.append(config_of(f"write/llama-3-8b/{fmt}", lambda s=shape: cache_write(s), write_cost(shape)))
-    glm = Shape(32, 2, 128, batch=WRITTEN)
+    glm = Shape(32, 2, 128, batch=WRITTEN, context=WRITE_CONTEXT)
     found.append(config_of("write/glm-4-9b/bf16", lambda: cache_write(glm, True), write_cost(glm)))
     return found
 
