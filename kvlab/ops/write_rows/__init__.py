@@ -1,4 +1,8 @@
-"""Store new rows of any part that is no pair of keys and values: a latent, an index key, a shared key-value row."""
+"""Store new rows of any part that is no pair of keys and values: a latent, an index key, a shared key-value row.
+
+There is no kernel for it: torch encodes, then scatters each segment, on every backend. The one pass that rotates, encodes
+and scatters is `kvlab.ops.write_kv`, for keys and values alone.
+"""
 
 from __future__ import annotations
 
