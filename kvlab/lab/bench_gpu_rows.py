@@ -111,7 +111,7 @@ def flex(shape: Shape, device: torch.device) -> Callable[[], Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     query, key, value = _contiguous(shape, device)
-    compiled = torch.compile(flex_attention)
+    compiled = torch.compile(flex_attention, dynamic=False)  # else the second batch size gets a kernel for any
     return lambda: compiled(query, key, value, enable_gqa=True)
 
 
@@ -142,14 +142,16 @@ def flashinfer(shape: Shape, device: torch.device) -> Callable[[], Any]:
 
 
 def vllm(shape: Shape, device: torch.device) -> Callable[[], Any]:
-    """The FlashAttention that vLLM brings, over its pages."""
-    attend = importlib.import_module("vllm.vllm_flash_attn").flash_attn_varlen_func
+    """The FlashAttention that vLLM brings, over its pages, in the version that vLLM takes: 3 on Hopper, else 2."""
+    library = importlib.import_module("vllm.vllm_flash_attn")
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    version = 3 if hopper and library.is_fa_version_supported(3) else 2
     query, key, value, table = _pages(shape, device)
     starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=device)
     lens = torch.full((shape.batch,), shape.context, dtype=torch.int32, device=device)
-    return lambda: attend(
+    return lambda: library.flash_attn_varlen_func(
         query, key, value, max_seqlen_q=1, cu_seqlens_q=starts, max_seqlen_k=shape.context, seqused_k=lens,
-        softmax_scale=shape.dim**-0.5, causal=True, block_table=table,
+        softmax_scale=shape.dim**-0.5, causal=True, block_table=table, fa_version=version,
     )  # fmt: skip
 
 
