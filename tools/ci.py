@@ -37,7 +37,10 @@ KERNELS = (
     "tests/quant",
     "tests/engine/test_lossy_under_pressure.py",
     "tests/speculate/test_speculation_pitfalls.py::test_a_lossy_format_gives_the_same_tokens_with_drafts",
-    *(f"tests/lab/test_{n}.py" for n in ("bench_gpu", "bench_gpu_rows", "kernel_access", "kernel_puzzles", "quality")),
+    *(
+        f"tests/lab/test_{n}.py"
+        for n in ("bench_gpu", "bench_gpu_cases", "bench_gpu_rows", "kernel_access", "kernel_puzzles", "quality")
+    ),
 )
 # the runner of chapters, which starts kernels of its own: beside other tests it would time out, not fail
 RUNNER = ("tests/book/test_pipeline.py",)

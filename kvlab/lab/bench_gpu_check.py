@@ -19,11 +19,16 @@ from kvlab.ops.gated_delta import DeltaRows, gated_delta
 from kvlab.ops.grouped_views import GroupedViews
 from kvlab.ops.mla_attention import mla_attention
 from kvlab.ops.page_scores import page_scores
+from kvlab.ops.rope import Angles
 from kvlab.ops.selected_pages import selected_pages
 from kvlab.ops.ssd import SSDRows, ssd
-from kvlab.ops.views import page_views, part_views
+from kvlab.ops.tree import tree_mask
+from kvlab.ops.views import PageViews, page_views, part_views
 from kvlab.ops.write_kv import write_kv
 from kvlab.ops.write_kv.triton_ import KINDS
+from kvlab.quant.calibrate import scale_of
+from kvlab.quant.fixed import FixedScales
+from kvlab.specs.fixed_scales import FIXED
 from kvlab.specs.formats import get_format
 from kvlab.specs.grouped import grouped
 from kvlab.specs.layout import page_layout
@@ -72,18 +77,30 @@ def cases(device: torch.device) -> dict[str, Callable[[], tuple[float, float]]]:
         found[f"cache write {fmt}"] = lambda fmt=fmt: _write(device, fmt)
     for dim in (80, 128, 256):
         found[f"decode and prefill {dim}"] = lambda dim=dim: _attention(device, "bf16", (dim, dim), {"window": 7})
-    for fmt in (
-        "nvfp4",
-        "int4_g32",
-        "int4_sym_g32",
-        "int8_asym_g32",
-    ):  # groups that the border of the halves or the end cuts
+    # groups that the border of the halves or the end cuts
+    for fmt in ("nvfp4", "int4_g32", "int4_sym_g32", "int8_asym_g32"):
         found[f"decode and prefill 80 {fmt}"] = lambda fmt=fmt: _attention(device, fmt, (80, 80), {"window": 7})
     found["decode and prefill 192/128 mxfp4"] = lambda: _attention(device, "mxfp4", (192, 128), {})
     found["decode and prefill 192/128"] = lambda: _attention(device, "bf16", (192, 128), {"softcap": 20.0})
+    vectors = {name: torch.linspace(-1, 1, 6, device=device).exp2() for name in ("sinks", "alibi")}
+    for fmt in ("bf16", "int8", "int4"):
+        found[f"prefill of a tree {fmt}"] = lambda fmt=fmt: _tree(device, fmt)
+    for fmt in ("bf16", "int4"):
+        for name, rules in {"sinks and a chunk": {"sinks": vectors["sinks"], "chunk": 16},
+                            "slopes": {"alibi": vectors["alibi"]}}.items():  # fmt: skip
+            found[f"decode and prefill with {name} {fmt}"] = lambda fmt=fmt, rules=rules: _attention(
+                device, fmt, (64, 64), rules
+            )
+        found[f"decode in splits {fmt}"] = lambda fmt=fmt: _splits(device, fmt)
+        for pairs in (False, True):
+            name = f"cache write of turned {'pairs' if pairs else 'halves'} {fmt}"
+            found[name] = lambda fmt=fmt, pairs=pairs: _write(device, fmt, pairs)
+    for fmt in FIXED:
+        found[f"cache write, decode and prefill {fmt} under scales from data"] = lambda fmt=fmt: _fixed(device, fmt)
     for fmt in ("kivi4", "kivi2"):
         found[f"decode over closed groups {fmt}"] = lambda fmt=fmt: _closed(device, fmt)
-    found["absorbed decode"] = lambda: _mla(device)
+    for fmt in ("bf16", "fp8_e4m3"):
+        found[f"absorbed decode {fmt}"] = lambda fmt=fmt: _mla(device, fmt)
     found["ssd"] = lambda: _ssd(device)
     found["gated delta"] = lambda: _delta(device)
     found["page scores, chosen pages"] = lambda: _chosen(device)
@@ -105,27 +122,79 @@ def _pages(device: torch.device, part: Any, pages: int, size: int) -> tuple[Tens
     return torch.full((pages, layout.page_bytes), 255, dtype=torch.uint8, device=device), layout
 
 
-def _attention(device: torch.device, fmt: str, dims: tuple[int, int], rules: dict[str, float]) -> tuple[float, float]:
+def _filled(device: torch.device, fmt: str, dims: tuple[int, int]) -> tuple[PageViews, Tensor]:
+    """Pages that hold sequences of 20 and 40 tokens, and their block table."""
     buffer, layout = _pages(device, Attention(2, *dims, get_format(fmt)), 9, 16)
     views = page_views(buffer, layout)
     table = torch.tensor([[5, 2, 0], [7, 1, 3]], dtype=torch.int32, device=device)
-    whole = make_batch([20, 40], [20, 40], table, 16)
     rows = [torch.randn(60, 2, n, device=device) for n in dims]
-    write_kv(*rows, views, whole.slot_mapping)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    query = torch.randn(8, 6, dims[0], device=device).to(dtype)
-    batch = make_batch([1, 7], [20, 40], table, 16)
-    return _both(lambda: paged_attention(query, views, batch, scale=dims[0] ** -0.5, **rules), dtype)
+    write_kv(*rows, views, make_batch([20, 40], [20, 40], table, 16).slot_mapping)
+    return views, table
 
 
-def _write(device: torch.device, fmt: str) -> tuple[float, float]:
-    """Share of bytes that the kernel writes otherwise than the host's encoder; sums of turned rows may round otherwise."""
-    rows = [torch.randn(7, 3, n).bfloat16() for n in (128, 80)]
+def _query(device: torch.device, rows: int, dim: int) -> Tensor:
+    return torch.randn(rows, 6, dim, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def _attention(device: torch.device, fmt: str, dims: tuple[int, int], rules: dict[str, Any]) -> tuple[float, float]:
+    views, table = _filled(device, fmt, dims)
+    query, batch = _query(device, 8, dims[0]), make_batch([1, 7], [20, 40], table, 16)
+    return _both(lambda: paged_attention(query, views, batch, scale=dims[0] ** -0.5, **rules), query.dtype)
+
+
+def _tree(device: torch.device, fmt: str) -> tuple[float, float]:
+    """A chunk whose last six tokens are drafts on three branches, and one without drafts."""
+    views, table = _filled(device, fmt, (64, 64))
+    batch = replace(make_batch([3, 8], [20, 40], table, 16), tree=tree_mask([[], [-1, 0, 0, 1, 1, 2]], device))
+    query = _query(device, 11, 64)
+    return _both(lambda: paged_attention(query, views, batch, scale=0.2, softcap=9.0), query.dtype)
+
+
+def _splits(device: torch.device, fmt: str) -> tuple[float, float]:
+    """A decode of three splits, the last of which has one token, beside one that has nothing in two of them."""
+    length, pages = 2 * triton_.SPLIT + 1, 2 * triton_.SPLIT // 16 + 1
+    buffer, layout = _pages(device, Attention(2, 64, 64, get_format(fmt)), pages + 2, 16)
+    views, own = page_views(buffer, layout), torch.randperm(pages + 1, device=device).to(torch.int32) + 1
+    table = torch.stack((own[:pages], torch.cat((own[pages:], own.new_zeros(pages - 1)))))
+    rows = [torch.randn(length + 9, 2, 64, device=device) for _ in range(2)]
+    write_kv(*rows, views, make_batch([length, 9], [length, 9], table, 16).slot_mapping)
+    query, batch = _query(device, 2, 64), make_batch([1, 1], [length, 9], table, 16)
+    sinks = torch.linspace(-1, 1, 6, device=device)
+    return _both(lambda: paged_attention(query, views, batch, scale=0.2, sinks=sinks), query.dtype)
+
+
+def _fixed(device: torch.device, fmt: str) -> tuple[float, float]:
+    """One scale for each head's channel, found from other rows: codes as the host's, and what attention makes of them."""
+    rows = [torch.randn(60, 2, 64) * torch.linspace(0.2, 9, 64) for _ in range(2)]
+    scales = [scale_of(x[:40], "channel", fmt) for x in rows]
+    table, found = torch.tensor([[5, 2, 0], [7, 1, 3]], dtype=torch.int32), []
+    for place, name in ((device, "triton"), (torch.device("cpu"), "reference")):
+        buffer, layout = _pages(place, Attention(2, 64, 64, get_format(fmt)), 9, 16)
+        views = replace(page_views(buffer, layout), fixed=FixedScales(*(x.to(place) for x in scales)))
+        with forced(name):
+            slots = make_batch([20, 40], [20, 40], table.to(place), 16).slot_mapping
+            write_kv(*(x.to(place) for x in rows), views, slots)
+        found.append(views)
+    assert torch.equal(found[0].buffer.cpu(), found[1].buffer), "other bytes than the host's encoder writes"
+    query, batch = _query(device, 8, 64), make_batch([1, 7], [20, 40], table.to(device), 16)
+    return _both(lambda: paged_attention(query, found[0], batch, scale=0.02), query.dtype)
+
+
+def _write(device: torch.device, fmt: str, pairs: bool | None = None) -> tuple[float, float]:
+    """Share of bytes that the kernel writes otherwise than the host's encoder; sums of turned rows may round otherwise.
+
+    Args:
+        pairs: keys are turned before, in interleaved pairs or halves, by quarters, which round nothing; None: they are not.
+    """
+    rows, positions = [torch.randn(7, 3, n).bfloat16() for n in (128, 80)], torch.tensor([0, 8, 3, 5, 1, 7, 2])
+    turns, quarter = torch.randint(0, 4, (9, 48)), torch.tensor([1.0, 0.0, -1.0, 0.0])
+    tables = quarter[turns], quarter[(turns + 3) % 4]
     slots, found = torch.tensor([4, -1, 11, 23, 9, 0, 17]), []
     for place, name in ((device, "triton"), (torch.device("cpu"), "reference")):
         buffer, layout = _pages(place, Attention(3, 128, 80, get_format(fmt)), 4, 7)
+        angles = None if pairs is None else Angles(*(x.to(place) for x in (*tables, positions)), pairs)
         with forced(name):
-            write_kv(*(x.to(place) for x in rows), page_views(buffer, layout), slots.to(place))
+            write_kv(*(x.to(place) for x in rows), page_views(buffer, layout), slots.to(place), angles)
         found.append(buffer.cpu())
     return float((found[0] != found[1]).double().mean()), 0.01 if fmt.endswith("_had") else 0.0
 
@@ -145,12 +214,15 @@ def _closed(device: torch.device, fmt: str) -> tuple[float, float]:
     return _both(lambda: paged_attention(query, views, last, scale=0.2), torch.bfloat16)
 
 
-def _mla(device: torch.device) -> tuple[float, float]:
-    buffer, layout = _pages(device, MLALatent(512, 64, get_format("bf16")), 4, 16)
+def _mla(device: torch.device, fmt: str) -> tuple[float, float]:
+    """A decode of two splits beside one of five tokens."""
+    length, pages = triton_.SPLIT + 9, triton_.SPLIT // 16 + 1
+    buffer, layout = _pages(device, MLALatent(512, 64, get_format(fmt)), pages + 2, 16)
     views = part_views(buffer, layout)
     for name in ("latent", "rope"):
         views[name].copy_(torch.randn(views[name].shape, device=device))
-    batch = make_batch([1, 1], [20, 5], torch.tensor([[2, 1], [3, 0]], dtype=torch.int32, device=device), 16)
+    own = torch.randperm(pages + 1, device=device).to(torch.int32) + 1
+    batch = make_batch([1, 1], [length, 5], torch.stack((own[:pages], own[pages:].expand(pages))), 16)
     query, up = torch.randn(2, 4, 128 + 64, device=device), torch.randn(4, 128 + 128, 512, device=device) / 20
     return _both(lambda: mla_attention(query, up, views, batch, scale=0.07), torch.bfloat16)
 
