@@ -17,7 +17,7 @@ from kvlab.quant.packing import unpack
 
 OPTIONS = {
     "fmt": list(triton_.KINDS),
-    "dims": [(64, 64), (80, 80), (112, 112), (192, 128), (20, 12)],
+    "dims": [(64, 96), (80, 112), (128, 256), (192, 128), (20, 12)],  # of keys and values, which are written apart
     "heads": [1, 3, 17],
     "block_size": [16, 1, 7],
     "half": [0, 4, 10],
