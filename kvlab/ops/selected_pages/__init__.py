@@ -15,6 +15,9 @@ def selected_pages(
 ) -> torch.Tensor:
     """Attention of the batch's decodes over chosen pages alone, [B, Hq, Dv] in query's dtype.
 
+    A Triton kernel reads codes of one value each without scales; of other formats torch gathers and decodes the chosen
+    pages.
+
     Args:
         query: [B, Hq, D].
         views: the layer's pages.
@@ -28,7 +31,8 @@ def selected_pages(
     """
     if chosen.dim() != 3 or chosen.shape[:2] != (query.shape[0], views.k.shape[1]):
         raise ValueError(f"chosen {tuple(chosen.shape)}: must be [{query.shape[0]}, {views.k.shape[1]}, n]")
-    if backend(query, triton=True) == "triton":
+    name = backend(query, triton=True)
+    if name == "triton":
         from kvlab.ops.selected_pages import triton_
 
         if triton_.supports(query, views):
@@ -36,6 +40,6 @@ def selected_pages(
             for launch in triton_.decode_launches(query, views, (batch, chosen), Rules(scale), out):
                 launch.run()
             return out
-    from kvlab.ops.selected_pages import reference
+    from kvlab.ops.selected_pages import reference, torch_
 
-    return reference.selected_pages(query, views, batch, chosen, scale)
+    return (reference if name == "reference" else torch_).selected_pages(query, views, batch, chosen, scale)

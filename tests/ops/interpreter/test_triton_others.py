@@ -25,7 +25,13 @@ from kvlab.ops.ssd import SSDRows, ssd
 
 @pytest.mark.parametrize(
     ("widths", "heads", "fmt"),
-    [((512, 64, 16), 3, "fp32"), ((48, 20, 7), 33, "bf16"), ((64, 16, 1), 5, "fp16"), ((64, 32, 16), 2, "fp8_e5m2")],
+    [
+        ((512, 64, 16), 3, "fp32"),
+        ((48, 20, 7), 33, "bf16"),
+        ((64, 16, 1), 5, "fp16"),
+        ((64, 32, 16), 2, "fp8_e5m2"),
+        ((48, 20, 7), 3, "fp8_e4m3"),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("split", [512, 16])
@@ -142,20 +148,27 @@ def test_page_scores_bound_every_product(group: int, block_size: int) -> None:
             assert (products.amax(1) <= scores[b, :, t // block_size] + 1e-4).all()
 
 
-@pytest.mark.parametrize("fmt", ["fp32", "fp8_e4m3", "int8"])
-def test_chosen_pages_are_read_and_no_others(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """int8 has scales per token: that goes to the reference, and gives the same."""
+@pytest.mark.parametrize(
+    ("fmt", "dim", "dtype"),
+    [("fp32", 32, torch.float32), ("fp8_e4m3", 80, torch.float32), ("bf16", 128, torch.bfloat16),
+     ("int8", 32, torch.float32), ("int4_g32", 80, torch.float32), ("nvfp4", 128, torch.bfloat16)],
+    ids=str,
+)  # fmt: skip
+def test_chosen_pages_are_read_and_no_others(fmt: str, dim: int, dtype: torch.dtype, monkeypatch) -> None:
+    """int8 and 4-bit formats have scales per token, those are torch's: nothing is left to the loop of the reference."""
     monkeypatch.setattr(selected, "PER_SPLIT", 2)
-    paged = fill(fmt, (2, 32, 4), ([1, 1, 1], [30, 9, 3]))
-    query = torch.randn(3, 6, 32)
+    paged = fill(fmt, (2, dim, 4), ([1, 1, 1], [30, 9, 3]))
+    query, kind = torch.randn(3, 6, dim).to(dtype), "fp32" if dtype == torch.float32 else "bf16 cut"
     chosen = torch.tensor([[[0, 7, 3, -1, -1], [5, 4, -1, -1, -1]], [[2, 0, -1, -1, -1], [-1] * 5], [[0, -1, -1, -1, -1]] * 2],
                           dtype=torch.int32)  # fmt: skip
+    expected = selected_reference.selected_pages(query, paged.views, paged.batch, chosen, 0.3)
+    monkeypatch.setattr(selected_reference, "selected_pages", None)
     out = selected_pages(query, paged.views, paged.batch, chosen, scale=0.3)
-    assert_close("chosen", selected_reference.selected_pages(query, paged.views, paged.batch, chosen, 0.3), out, "fp32")
+    assert_close("chosen", expected, out, kind)
     assert (out[1, 3:] == 0).all(), "a head that chose nothing"
     every = torch.arange(8, dtype=torch.int32).expand(3, 2, 8).contiguous()
     whole = selected_pages(query, paged.views, paged.batch, every, scale=0.3)
-    assert_close("all pages", oracle(query, paged, 0.3), whole, "fp32")
+    assert_close("all pages", oracle(query, paged, 0.3), whole, kind)
 
 
 def test_chosen_pages_of_more_heads_than_a_block_holds() -> None:
