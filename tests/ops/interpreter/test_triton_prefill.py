@@ -22,19 +22,26 @@ def ancestors(node: int) -> list[int]:
     return [] if node < 0 else [*ancestors(PARENTS[node]), node]
 
 
-@pytest.mark.parametrize("fmt", ["fp32", "int4"])
-def test_a_tree_sees_its_branch_and_everything_before_it(fmt: str) -> None:
+@pytest.mark.parametrize(
+    ("fmt", "dim", "cap"), [("fp32", 16, 0.0), ("int4", 16, 0.0), ("int8_g32", 80, 1.5), ("nvfp4", 80, 1.5)]
+)
+def test_a_tree_sees_its_branch_and_everything_before_it(fmt: str, dim: int, cap: float) -> None:
+    """With `cap`, under a soft-cap and sinks too."""
     nodes, before = len(PARENTS), 13
     # two ordinary tokens before the tree in its chunk, and a second sequence without a tree
-    paged = fill(fmt, (2, 16, 4), ([nodes + 2, 4], [before + nodes, 9]))
+    paged = fill(fmt, (2, dim, 4), ([nodes + 2, 4], [before + nodes, 9]))
     batch = replace(paged.batch, tree=tree_mask([PARENTS, []], torch.device("cpu")))
-    query = torch.randn(nodes + 6, 4, 16)
-    out = paged_attention(query, paged.views, batch, scale=0.4)
-    plain = oracle(query, paged, 0.4)
+    query, scale = torch.randn(nodes + 6, 4, dim), 1.6 * dim**-0.5
+    rules = {"softcap": cap, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])} if cap else {}
+    out = paged_attention(query, paged.views, batch, scale=scale, **rules)
+    plain = oracle(query, paged, scale, **rules)
     for i in range(nodes):
         rows = [*range(before), *(before + j for j in ancestors(i))]
         for h in range(4):
-            weights = (paged.keys[0][rows, h // 2] @ query[i + 2, h].double() * 0.4).softmax(0)
+            scores = paged.keys[0][rows, h // 2] @ query[i + 2, h].double() * scale
+            if cap:
+                scores = torch.cat((cap * (scores / cap).tanh(), rules["sinks"][h : h + 1].double()))
+            weights = scores.softmax(0)[: len(rows)]
             assert_close(f"node {i}", weights @ paged.values[0][rows, h // 2], out[i + 2, h], "fp32")
     assert_close("before the tree", plain[:2], out[:2], "fp32")
     assert_close("no tree", plain[nodes + 2 :], out[nodes + 2 :], "fp32")
