@@ -23,6 +23,7 @@ def run(args: argparse.Namespace) -> int:
         get_format(name)
     from kvlab.lab.format_report import as_dicts, report
     from kvlab.models.load import load_model
+    from kvlab.ops.attention.coverage import CLOSED, LATENT, latent_fallback
 
     model = load_model(args.model)
     rows = report(model, args.formats)
@@ -35,10 +36,12 @@ def run(args: argparse.Namespace) -> int:
     print(f"{head}  {'on the CPU':<10}  on a GPU")
     for r in rows:
         error = " ".join(f"{x:>8.2%}" for x in (r.key, r.value, r.outlier))
-        read = f"{r.cpu:<10}  {'gathered' if r.gpu else 'in place'}"
+        gpu = "gathered" if r.gpu else "in place, prefill gathered" if r.name in CLOSED else "in place"
+        read = f"{r.cpu:<10}  {gpu}"
         print(f"{r.name:<16} {r.bits:>4} {r.row_bits:>7.2f} {r.page_bits:>7.2f} {error}  {read}")
     print("\noutliers: error of the other values where one channel is 30 times as large")
     print("on the CPU, on a GPU: a kernel reads the pages in place, or torch gathers and decodes them in each step")
+    print(f"latents (MLA): a GPU kernel reads {', '.join(LATENT)} in place; of other formats {latent_fallback('int8')}")
     for r in rows:
         print(f"  {r.name:<16} {r.note}" + (f"; gathered on a GPU: {r.gpu}" if r.gpu else ""))
     return 0

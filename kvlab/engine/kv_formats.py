@@ -12,7 +12,7 @@ from kvlab.models.facts import AttentionFacts, LayerFacts, RopeFacts
 from kvlab.models.rope import inverse_frequencies, rope_tables, rotate
 from kvlab.ops.dispatch import backend
 from kvlab.ops.grouped_views import GroupedViews, Turn
-from kvlab.ops.views import PageViews
+from kvlab.ops.views import PageViews, SegmentViews
 from kvlab.quant.closed import BEFORE_ROTATION
 from kvlab.quant.fixed import FixedScales
 from kvlab.specs.kv_dtypes import canonical, with_formats
@@ -58,6 +58,8 @@ def finished_views(
 
 
 def _scaled(view: Any, fixed: FixedScales, layer: int) -> PageViews:
+    if isinstance(view, SegmentViews):
+        raise ValueError(f"kv_scales: layer {layer} keeps no keys and values, which fixed scales are for")
     if not isinstance(view, PageViews) or view.format not in ("fp8_e4m3", "fp8_e5m2"):
         raise ValueError(f"kv_scales: layer {layer} is not stored in fp8_e4m3 or fp8_e5m2, which have fixed scales")
     for name, scale, width in (("k", fixed.k, view.key_dim), ("v", fixed.v, view.value_dim)):

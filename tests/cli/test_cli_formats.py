@@ -70,6 +70,8 @@ def test_the_text_shows_what_the_json_has(asked, capsys) -> None:
         assert line.split()[1:7] == figures
         assert line.split(maxsplit=7)[7].split("  ")[0] == row["cpu"]
         assert any(x.split(maxsplit=1)[:1] == [row["name"]] and row["note"] in x for x in lines)
+        assert line.endswith("in place, prefill gathered") == (row["name"] == "kivi2")
+    assert sum(x.startswith("latents (MLA): a GPU kernel reads fp32, bf16") for x in lines) == 1
 
 
 def test_a_format_that_is_not_there_is_one_line(asked, capsys) -> None:
