@@ -62,11 +62,11 @@ def quality_points(result: dict[str, Any], heads: int = 3, head_dim: int = 64) -
 
 
 def quality_figure(result: dict[str, Any]) -> Any:
-    """KL divergence against the bits per value that a segment held, with the band over segments."""
-    figure = new_figure(x="bits held per value", y="KL divergence (nats per token)", log_y=True)
+    """KL divergence against the bits per value that a segment held, below 16, with the band over segments."""
+    figure = new_figure(x="bits held per value", y="KL divergence (nats per token)", log_y=True, height=480)
     marks = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
-    points = quality_points(result)
-    sides = label_sides([(bits, math.log10(scores["kl"]["mean"]), name) for name, bits, scores in points])
+    points = [point for point in quality_points(result) if point[1] < 16]
+    sides = label_sides([(bits, math.log10(scores["kl"]["mean"]), name) for name, bits, scores in points], 0.08, 0.15)
     for i, (name, bits, scores) in enumerate(points):
         mean, (low, high) = scores["kl"]["mean"], scores["kl"]["band95"]
         figure.add_scatter(
@@ -74,29 +74,31 @@ def quality_figure(result: dict[str, Any]) -> Any:
             marker={"symbol": marks[i % len(marks)], "size": 9}, showlegend=False,
             error_y={"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - max(low, mean / 10)]},
         )  # fmt: skip
-    figure.update_xaxes(range=[min(bits for _, bits, _ in points) - 0.4, max(bits for _, bits, _ in points) + 0.9])
+    figure.update_xaxes(range=[min(bits for _, bits, _ in points) - 1, max(bits for _, bits, _ in points) + 1.5])
     return figure
 
 
 def retrieval_figure(quality: dict[str, Any], passkey: dict[str, Any]) -> Any:
-    """Share of numbers retrieved against KL divergence of the next token, a point for every format with both records."""
-    figure = new_figure(x="KL divergence (nats per token)", y="numbers retrieved (%)", log_x=True)
+    """Share of numbers retrieved against KL divergence of the next token, a point for every format below 16 bits with both."""
+    figure = new_figure(x="KL divergence (nats per token)", y="numbers retrieved (%)", log_x=True, height=480)
     found = {
         n: [sum(row[key] for row in rows.values()) for key in ("retrieved", "of")]
         for n, rows in passkey["formats"].items()
     }
     points = [
         (n, scores["kl"]["mean"], 100 * found[n][0] / found[n][1])
-        for n, _, scores in quality_points(quality)
-        if n in found
+        for n, bits, scores in quality_points(quality)
+        if n in found and bits < 16
     ]
-    sides = label_sides([(math.log10(kl), share, name) for name, kl, share in points], 0.06, 6)
+    sides = label_sides([(math.log10(kl), share, name) for name, kl, share in points], 0.036, 4.5)
     for name, kl, share in points:
         figure.add_scatter(
             x=[kl], y=[share], name=name, mode="markers+text", text=[name], textposition=sides[name],
             marker={"size": 9}, showlegend=False,
         )  # fmt: skip
-    figure.update_yaxes(range=[-8, 115])
+    figure.update_yaxes(range=[0, 112])
+    sizes = [kl for _, kl, _ in points]
+    figure.update_xaxes(range=[math.log10(min(sizes)) - 0.4, math.log10(max(sizes)) + 0.4])
     return figure
 
 
@@ -115,6 +117,10 @@ def label_sides(points: Sequence[tuple[float, float, str]], char: float = 0.075,
             "middle left": (x - char - width, x - char, y - line / 2, y + line / 2),
             "top center": (x - width / 2, x + width / 2, y + line / 2, y + 1.5 * line),
             "bottom center": (x - width / 2, x + width / 2, y - 1.5 * line, y - line / 2),
+            "top right": (x, x + width, y + line / 2, y + 1.5 * line),
+            "bottom right": (x, x + width, y - 1.5 * line, y - line / 2),
+            "top left": (x - width, x, y + line / 2, y + 1.5 * line),
+            "bottom left": (x - width, x, y - 1.5 * line, y - line / 2),
         }
         free = [
             s
