@@ -13,6 +13,23 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLAB_OPS", "triton")
 
 
+@pytest.fixture(autouse=True)
+def _aligned_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch of these tests begins its tensors where its signature, with which kernels are compiled ahead of time,
+    says that they begin."""
+    support = pytest.importorskip("kvlab.ops.triton_support", reason="triton is for Linux only", exc_type=ImportError)
+    run = support.Launch.run
+
+    def checked(launch: object) -> None:
+        stated = launch.signature()[2]
+        for place, name in enumerate(launch.kernel.arg_names):
+            if (place,) in stated and hasattr(launch.args.get(name), "data_ptr"):
+                assert launch.args[name].data_ptr() % 16 == 0, name
+        run(launch)
+
+    monkeypatch.setattr(support.Launch, "run", checked)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _language_replaced_once() -> None:
     """The interpreter replaces the language's functions at a launch, and again, to no effect, at every call of a helper
