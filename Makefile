@@ -74,7 +74,7 @@ fuzz: setup ## random schedules for ten minutes (FUZZ_SECONDS=...)
 soak: setup ## half an hour of load on the server (SOAK_SECONDS=..., SOAK_RATE=... requests a second)
 	@$(PY) tools/recorded.py soak
 
-quality: setup ## KL and perplexity of every storage format on the default model
+quality: setup gemma ## KL, perplexity and passkeys of every storage format (hours; fetches Gemma 3 270M)
 	@$(PY) tools/recorded.py quality
 
 gemma: lab-setup ## fetch the optional second model, Gemma 3 270M (Gemma terms of use), about 250 MB

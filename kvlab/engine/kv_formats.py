@@ -52,13 +52,13 @@ def finished_views(
     for layer, parts in enumerate(views):
         finished = tuple(_finished(view, model, layer, max_len) for view in parts)
         if scales and layer in scales:
-            finished = (_scaled(finished[0], scales[layer], layer), *finished[1:])
+            finished = (_scaled(finished[0] if finished else None, scales[layer], layer), *finished[1:])
         found.append(finished)
     return found
 
 
 def _scaled(view: Any, fixed: FixedScales, layer: int) -> PageViews:
-    if isinstance(view, SegmentViews):
+    if view is None or isinstance(view, SegmentViews):
         raise ValueError(f"kv_scales: layer {layer} keeps no keys and values, which fixed scales are for")
     if not isinstance(view, PageViews) or view.format not in ("fp8_e4m3", "fp8_e5m2"):
         raise ValueError(f"kv_scales: layer {layer} is not stored in fp8_e4m3 or fp8_e5m2, which have fixed scales")

@@ -212,7 +212,11 @@ def record(args: argparse.Namespace) -> dict:
     scores = run(model, torch.tensor(rows), args.formats, progress)
     full = scores[model.dtype]
     formats = {n: {**summarize(s), "nll_change": paired_nll(s, full)} for n, s in scores.items() if n != model.dtype}
-    how = "each as one chunk (formats are causal: as token by token)" if args.in_chunks else "one token at a time"
+    how = (
+        "each as one chunk (formats are causal: as token by token, but for rounding)"
+        if args.in_chunks
+        else "one token at a time"
+    )
     conditions = (
         f"{model.name} ({model.source}; the cache is compared with a {model.dtype} cache, the weights stay as they "
         f"are), {needed:,} tokens of {text.source} in {args.segments} segments of {args.length:,}, read {how} "
@@ -269,7 +273,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "fp8_e4m3"], help="formats to score")
     parser.add_argument("--segments", type=int, default=40, help="segments of the text, at least 8 for a band")
     parser.add_argument("--length", type=int, default=768, help="tokens of a segment")
-    parser.add_argument("--in-chunks", action="store_true", help="read each segment as one chunk: sooner, same numbers")
+    parser.add_argument(
+        "--in-chunks", action="store_true", help="read each segment as one chunk: sooner, same but for rounding"
+    )
     parser.add_argument("--join", nargs="+", metavar="FILE", help="measure nothing: one record of the runs in FILES")
     parser.add_argument("--out", help="file for the JSON; standard output when absent")
     args = parser.parse_args(argv)

@@ -120,7 +120,7 @@ def native_fp8(device: torch.device) -> bool:
 
 def warp_group_products(device: torch.device) -> bool:
     """Whether products of 64 rows and more are done by groups of four warps, their sums beside the registers' other
-    needs: compute capabilities 9 and 10. Elsewhere (12.x too, which has neither wgmma nor tcgen05) a tile has to be
+    needs: compute capabilities 9 to 11. Elsewhere (12.x too, which has neither wgmma nor tcgen05) a tile has to be
     smaller."""
     if _targets:
         return _targets[-1].backend == "cuda" and 90 <= _targets[-1].arch < 120

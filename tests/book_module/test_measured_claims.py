@@ -150,6 +150,6 @@ def test_of_the_two_8_bit_floats_e4m3_moves_the_recorded_distributions_less() ->
     from kvlab.book import load_result
 
     recorded = load_result("quality_kv_formats")
-    formats = recorded.get("more", recorded)["formats"]
+    formats = recorded["formats"]
     for fine, coarse in (("fp8_e4m3", "fp8_e5m2"), ("fp8_e4m3_row", "fp8_e5m2_row")):
         assert formats[fine]["kl"]["band95"][1] < formats[coarse]["kl"]["band95"][0]

@@ -70,12 +70,14 @@ def test_scales_of_other_formats_and_shapes_are_refused(quiet) -> None:
         Engine(quiet, kv_dtype="fp8_e4m3", kv_scales=wide, num_blocks=9)
 
 
-@pytest.mark.parametrize("name", ["latent", "states"])
-def test_scales_for_what_is_no_keys_and_values_are_refused(name: str, quiet) -> None:
-    """Latents can be stored in fp8, so that the format is not what is wrong."""
+@pytest.mark.parametrize(("name", "layer"), [("latent", 0), ("states", 0), ("neighbours", 1)])
+def test_scales_for_what_is_no_keys_and_values_are_refused(name: str, layer: int, quiet) -> None:
+    """Latents can be stored in fp8, so that the format is not what is wrong; a neighbour reads another layer's pages."""
     scales, model = calibrate(keys_and_values(quiet, PROMPTS[1]), "head"), Kind(name).model
-    with pytest.raises(ValueError, match="kv_scales: layer 0 keeps no keys and values, which fixed scales are for"):
-        Engine(model, kv_dtype="fp8_e4m3" if name == "latent" else "native", kv_scales={0: scales[0]}, num_blocks=9)
+    with pytest.raises(
+        ValueError, match=f"kv_scales: layer {layer} keeps no keys and values, which fixed scales are for"
+    ):
+        Engine(model, kv_dtype="native" if name == "states" else "fp8_e4m3", kv_scales={layer: scales[0]}, num_blocks=9)
 
 
 def test_calibration_sees_the_rows_of_its_own_layer_alone(tiny, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from kvlab.ops.attention import reference, torch_
 from kvlab.ops.attention.rules import Rules
 from kvlab.ops.page_scores.reference import page_bounds
 from kvlab.ops.selected_pages import reference as chosen_pages
+from kvlab.ops.selected_pages import torch_ as chosen_dense
 from kvlab.quant.calibrate import SHARES
 from kvlab.quant.fixed import FixedScales
 
@@ -54,5 +55,6 @@ def test_attention_and_chosen_pages_read_the_same_rows(share: str, block_size: i
         attention.paged_attention(query, paged.views, paged.batch, Rules(0.3), out)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     every = torch.arange(5, dtype=torch.int32).expand(2, 3, 5)
-    found = chosen_pages.selected_pages(query, paged.views, paged.batch, every, 0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for chosen in (chosen_pages, chosen_dense):
+        found = chosen.selected_pages(query, paged.views, paged.batch, every, 0.3)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

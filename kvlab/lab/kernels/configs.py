@@ -141,7 +141,7 @@ CI = {
     "prefill/llama-3-8b/bf16": FULL, "prefill/gemma-2-9b/bf16": NVIDIA, "prefill/deepseek-expanded/bf16": ("sm_90",),
     "prefill/llama-3-8b/fp8_e4m3": ("sm_90",), "prefill/llama-3-8b/int4": FULL,
     "prefill/llama-3-8b/int4_g32": ("sm_90",), "prefill/llama-3-8b/nvfp4": NVIDIA, "prefill/llama-3-8b/mxfp4": ("sm_90",),
-    "verify-tree/llama-3-8b/bf16": ("sm_90",),
+    "verify-tree/llama-3-8b/bf16": ("sm_90",), "verify-tree/llama-3-8b/int4": ("sm_90",),
     "merge/llama-3-8b/bf16": ("sm_90",), "write/llama-3-8b/bf16": FULL, "write/llama-3-8b/fp8_e4m3": ("sm_80", "sm_90"),
     "write/llama-3-8b/fp8_e5m2_row": ("sm_90",), "write/llama-3-8b/int8_asym": ("sm_90",),
     "write/glm-4-9b/bf16": ("sm_90",),
