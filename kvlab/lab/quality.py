@@ -282,8 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.formats == ["ALL"]:
         args.formats = [name for name in FORMATS if name not in ("fp64", "fp32")]
     args.raw = list(sys.argv[1:] if argv is None else argv)
-    files = args.join or ()
-    found = joined([json.loads(Path(f).read_text(encoding="utf-8")) for f in files]) if files else record(args)
+    parts = [json.loads(Path(file).read_text(encoding="utf-8")) for file in args.join or ()]
+    found = joined(parts) if parts else record(args)
     text = json.dumps(found, indent=1)
     if args.out:
         Path(args.out).write_text(text + "\n", encoding="utf-8")

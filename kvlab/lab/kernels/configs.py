@@ -161,10 +161,9 @@ def config_of(name: str, build: Callable[[], list[Launch]], cost: Cost) -> Confi
 
 def kernel_formats() -> list[str]:
     """The formats that the attention kernels read, one for each compiled kernel; without fp32, which is for tests."""
-    packed = {kernel: fmt for fmt, kernel in reversed(attention.PACKED.items())}  # the first name of each
-    return [fmt for fmt in attention.WHOLE if fmt != "fp32"] + [
-        fmt for fmt in attention.PACKED if fmt in packed.values()
-    ]
+    kernels = list(attention.PACKED.values())
+    packed = [fmt for i, fmt in enumerate(attention.PACKED) if kernels[i] not in kernels[:i]]
+    return [fmt for fmt in attention.WHOLE if fmt != "fp32"] + packed
 
 
 def _attention_configs() -> list[Config]:
